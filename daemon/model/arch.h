@@ -1,0 +1,52 @@
+/* What a model's config.json says about its MLP and MoE layers. One table per family (arch_families.c), so that the next family is
+ * a table and not code. */
+#ifndef FP9_MODEL_ARCH_H
+#define FP9_MODEL_ARCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "proto/base/cleanup.h"
+#include "proto/base/err.h"
+
+#define ARCH_LAYERS_MAX 1024
+#define ARCH_EXPERTS_MAX 4096
+#define ARCH_CONFIG_BYTES_MAX (8u * 1024 * 1024)
+#define ARCH_NAME_MAX 256
+
+struct arch_family; /* a row of the table */
+
+struct arch {
+    const struct arch_family *family;
+    uint32_t hidden;
+    uint32_t layers;
+    uint32_t dense_intermediate; /* 0 when no layer is dense */
+    uint32_t moe_intermediate;   /* 0 when no layer is MoE */
+    uint32_t experts;            /* routed, per MoE layer */
+    uint32_t top_k;              /* experts per token, from the config */
+    uint32_t shared_intermediate; /* 0: no shared expert */
+    bool layer_is_moe[ARCH_LAYERS_MAX];
+};
+
+#define ARCH_EXPERT_DENSE (-1)
+#define ARCH_EXPERT_SHARED (-2)
+
+/* Reads DIR/config.json. UNSUPPORTED_MODEL (naming model_type, quant_method, ... and what is supported) for what is not a known family
+ * in 128x128-block FP8; BAD_CHECKPOINT for a config that lacks a key (lists the keys looked for) or has a wrong type or range. */
+int arch_read(const char *dir, struct arch **ret_arch, struct err *err);
+/* The same from text; `where` names it in messages. */
+int arch_parse(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);
+/* As arch_parse without looking at quantization_config: for fp9-mkckpt, which makes FP8 checkpoints of any config. */
+int arch_parse_shape(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);
+void arch_free(struct arch *arch);
+CLEANUP_DEFINE(struct arch *, arch_free);
+
+const char *arch_family_name(const struct arch *arch); /* "qwen3_moe" */
+
+/* "model.layers.3.mlp.experts.5.gate_proj" without ".weight"; expert: index, ARCH_EXPERT_DENSE or ARCH_EXPERT_SHARED. */
+void arch_matrix_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char ret_name[ARCH_NAME_MAX]);
+/* Intermediate width of a layer's dense MLP, routed or shared expert. */
+uint32_t arch_intermediate(const struct arch *arch, int expert);
+
+#endif

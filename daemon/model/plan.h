@@ -1,0 +1,78 @@
+/* PURE. Which duck holds which slice: model + tp + multiple_of + strategy -> ranks, bytes, legal points, refusals with numbers. */
+#ifndef FP9_MODEL_PLAN_H
+#define FP9_MODEL_PLAN_H
+
+#include "daemon/model/arch.h"
+#include "kernels/layout.h"
+
+#define PLAN_TP_MAX 1024
+#define PLAN_MULTIPLES 3
+extern const uint32_t plan_multiples[PLAN_MULTIPLES]; /* 128, 64, 32 */
+
+enum plan_strategy {
+    PLAN_TP,
+};
+const char *plan_strategy_name(enum plan_strategy strategy);
+int plan_strategy_parse(const char *text, enum plan_strategy *ret_strategy, struct err *err);
+
+/* What is asked; 0 = the planner chooses (best predicted decode rate that fits). */
+struct plan_request {
+    uint32_t tp;
+    uint32_t multiple_of;
+    enum plan_strategy strategy;
+    uint32_t ducks;          /* live ducks that may take a rank; 0: unknown, every tp up to the units is allowed */
+    uint64_t memory_bytes;   /* weight buffer bytes free for this model on the smallest of those ducks; 0: unknown, not checked */
+};
+
+/* A run of intermediate neurons. */
+struct plan_slice {
+    uint32_t begin;
+    uint32_t neurons;        /* real ones */
+    uint32_t padded;         /* whole units */
+};
+
+struct plan_rank {
+    struct plan_slice dense;  /* of every dense layer; zeros when the model has none */
+    struct plan_slice routed; /* of every routed expert */
+    struct plan_slice shared;
+    uint64_t dense_slot_bytes; /* one dense layer's slot */
+    uint64_t moe_slot_bytes;   /* one MoE layer's slot */
+    uint64_t bytes;            /* all layers */
+};
+
+struct plan_legal {
+    uint32_t multiple_of;
+    uint32_t tp_max;       /* units of the narrowest layer kind */
+    uint32_t tp_max_fleet; /* the same, at most `ducks` (or tp_max when ducks is 0) */
+};
+
+struct plan {
+    uint32_t tp, multiple_of;
+    enum plan_strategy strategy;
+    struct plan_legal legal[PLAN_MULTIPLES];
+    struct plan_rank *ranks;      /* [tp] */
+    uint64_t bytes_total;         /* over ranks, as laid out */
+    uint64_t params;              /* real weights of MLP and experts */
+    uint64_t padding_bytes;       /* bytes of bytes_total that hold no real weight's magnitude, sign or scale */
+    double bytes_per_param;       /* bytes_total / params */
+    uint64_t send_bytes;          /* raw FP8 bytes and scales over all links in a cold load */
+    uint64_t rebuild_read_bytes;  /* checkpoint bytes to read for one lost rank (the largest) */
+    uint64_t rebuild_send_bytes;  /* bytes to send for it */
+    double predicted_tokens_per_second;
+    char explanation[512];        /* why tp and multiple_of are these, in words */
+};
+
+/* BAD_SHAPE refusals read like "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24"; NO_MEMORY says needs and has per rank.
+ * A tp larger than `ducks` is refused (values "tp", "ducks"). */
+int plan_make(const struct arch *arch, const struct plan_request *request, struct plan **ret_plan, struct err *err);
+void plan_free(struct plan *plan);
+CLEANUP_DEFINE(struct plan *, plan_free);
+
+/* Units u of I neurons, rank r of tp: the run of whole units, as even as can be, longer runs first. */
+struct plan_slice plan_slice_of(uint32_t intermediate, uint32_t multiple_of, uint32_t tp, uint32_t rank);
+
+/* The slot of one layer on one rank. */
+int plan_layouts(const struct arch *arch, const struct plan *plan, uint32_t layer, uint32_t rank, struct layout_mlp *ret_layout,
+                 bool *ret_has_shared, struct layout_mlp *ret_shared, struct err *err);
+
+#endif

@@ -1,0 +1,48 @@
+/* JSON-RPC 2.0 over a stream, one object a line: parsing, validation against the schema, replies. No I/O.
+ *
+ * Used by fp9d (requests in, replies out) and by libfp9 (the reverse). */
+#ifndef FP9_CONTROL_RPC_H
+#define FP9_CONTROL_RPC_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "proto/base/err.h"
+#include "proto/control/schema.h"
+
+#define RPC_LINE_MAX (1024 * 1024)   /* bytes of one line either way, newline counted */
+#define RPC_DEPTH_MAX 32             /* nesting of a message */
+#define RPC_INFLIGHT_MAX 64          /* requests of one client that may wait for their answers */
+
+struct rpc_request {
+    const struct schema_method *method;
+    json_t *id;     /* owned; JSON null for a notification (which fp9d refuses) */
+    json_t *params; /* owned; an object whose members were all checked against the method's table: known, right type, in range, required ones there */
+};
+
+/* On error *ret_id still holds the request's id (owned, JSON null when it could not be read), so that the error can be answered.
+ * *ret_request is filled on success only. BAD_REQUEST names the field, what was found and what would be right; duplicate keys,
+ * deep nesting, numbers out of range (no silent cut, 1.5 is no integer) are refused. */
+int rpc_request_parse(const char *line, size_t length, struct rpc_request *ret_request, json_t **ret_id, struct err *err);
+void rpc_request_release(struct rpc_request *request);
+
+/* Whole lines with the newline, malloced; NULL when out of memory. `result` is borrowed. Numbers that are NaN or infinite cannot get in:
+ * use rpc_real(). */
+char *rpc_reply_result(const json_t *id, json_t *result, size_t *ret_length);
+char *rpc_reply_error(const json_t *id, const struct err *err, size_t *ret_length);
+char *rpc_notification(const char *method, json_t *params, size_t *ret_length);
+
+/* A JSON real, or null when the value is not finite. */
+json_t *rpc_real(double value);
+
+/* Typed access to checked params: absent optional members give the default. */
+const char *rpc_param_string(const json_t *params, const char *key, const char *otherwise);
+long long rpc_param_int(const json_t *params, const char *key, long long otherwise);
+bool rpc_param_bool(const json_t *params, const char *key, bool otherwise);
+
+/* The error object {code, message, data:{name, ...}} of a struct err, and back. */
+json_t *rpc_error_json(const struct err *err);
+void rpc_error_from_json(const json_t *error, struct err *ret_err);
+
+#endif

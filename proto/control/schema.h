@@ -1,0 +1,38 @@
+/* The control API as one table: decoders, `--help`, the man page's table and the lint test all read it (schema.c). */
+#ifndef FP9_CONTROL_SCHEMA_H
+#define FP9_CONTROL_SCHEMA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum schema_type {
+    SCHEMA_STRING,
+    SCHEMA_INT,
+    SCHEMA_BOOL,
+    SCHEMA_TENSOR, /* {offset, dtype?} or {b64} */
+};
+
+struct schema_param {
+    const char *name;
+    enum schema_type type;
+    bool required;
+    long long low, high;        /* SCHEMA_INT: inclusive range; SCHEMA_STRING: length in bytes */
+    const char *const *choices; /* SCHEMA_STRING: NULL-terminated list of the values allowed, or NULL */
+    const char *doc;            /* one line, with the unit */
+};
+
+struct schema_method {
+    const char *name;  /* "model.load" */
+    bool admin;        /* root, fp9d's user, admin_group only */
+    const struct schema_param *params;
+    size_t param_count;
+    const char *result; /* keys of the result, for the man page */
+    const char *doc;    /* one line */
+};
+
+extern const struct schema_method schema_methods[];
+extern const size_t schema_method_count;
+
+const struct schema_method *schema_find(const char *name); /* NULL: unknown */
+
+#endif

@@ -1,0 +1,56 @@
+/* SESSION_OPEN .. SESSION_CLOSED, STEP, STEP_DONE. */
+#ifndef FP9_WIRE_MSG_STEP_H
+#define FP9_WIRE_MSG_STEP_H
+
+#include "proto/base/digest.h"
+#include "proto/wire/frame.h"
+
+enum msg_dtype {
+    MSG_BF16 = 0,
+    MSG_F32 = 1,
+};
+
+struct msg_session_open {
+    uint64_t session; /* fp9d's id, unique for the life of the link */
+    uint8_t model_key[DIGEST_SIZE];
+    uint32_t max_tokens; /* of one step, 1 .. WIRE_STEP_TOKENS_MAX */
+    uint32_t top_k_max;  /* 0 for a model of dense layers only */
+    enum msg_dtype partials;
+    bool one_shot; /* a fresh kernel process for every step */
+};
+
+struct msg_step {
+    uint64_t session;
+    uint32_t layer;
+    uint32_t tokens;      /* 0 allowed: the answer is empty */
+    uint32_t top_k;       /* 0 for a dense layer */
+    uint32_t hidden;
+    bool prefill;         /* which words of statistics the caller wants; the bits are the same */
+    const uint8_t *x;       /* tokens * hidden BF16 */
+    const uint8_t *ids;     /* tokens * top_k i32 */
+    const uint8_t *weights; /* tokens * top_k binary32 */
+};
+
+struct msg_step_done {
+    uint64_t duck_time_ns;  /* kernel time */
+    uint64_t params;        /* weights applied, padding not counted */
+    uint64_t weight_bytes;  /* read from the weight buffer */
+    enum msg_dtype dtype;
+    uint32_t tokens, hidden;
+    const uint8_t *partial; /* tokens * hidden of dtype, view */
+};
+
+int msg_session_open_encode(struct buf *buf, uint64_t request, const struct msg_session_open *msg);
+int msg_session_open_decode(const struct frame *frame, struct msg_session_open *ret_msg, struct err *err);
+/* SESSION_OPENED, SESSION_CLOSE, SESSION_CLOSED carry the session id only. */
+int msg_session_encode(struct buf *buf, enum wire_type type, uint64_t request, uint64_t session);
+int msg_session_decode(const struct frame *frame, uint64_t *ret_session, struct err *err);
+/* Reserves room for the tensors, 8-byte aligned within the payload; the caller fills *ret_x, *ret_ids, *ret_weights. */
+int msg_step_encode(struct buf *buf, uint64_t request, const struct msg_step *msg, uint8_t **ret_x, uint8_t **ret_ids,
+                    uint8_t **ret_weights);
+int msg_step_decode(const struct frame *frame, struct msg_step *ret_msg, struct err *err);
+/* Reserves room for the partial: *ret_partial. */
+int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_step_done *msg, uint8_t **ret_partial);
+int msg_step_done_decode(const struct frame *frame, struct msg_step_done *ret_msg, struct err *err);
+
+#endif

@@ -1,0 +1,79 @@
+/* The link between fp9d (the head) and one duck.
+ *
+ * Conversation
+ *
+ *   head                                   duck
+ *   HELLO                          ->                       once, first, before anything else
+ *                                  <-      HELLO_DUCK       the duck's versions, boot id, capacity
+ *                                          (or FAIL when the major versions differ; both close)
+ *   SLOTS_GET                      ->
+ *                                  <-      SLOTS            what the weight buffer's header holds
+ *
+ *   PREPARE_BEGIN  (request r)     ->                       one slot: geometry of one layer on this rank
+ *   PREPARE_DATA   (request r)     ->  ...                  rows of one matrix of one expert, any order
+ *   PREPARE_END    (request r)     ->
+ *                                  <-      SLOT_DONE (r)    finish flag is set, checksum
+ *                                          or FAIL (r) at any point: the slot is dropped, later frames of r are ignored
+ *   PREPARE_ABORT  (request r)     ->                       the slot is dropped; no answer
+ *   DROP           (request r)     ->
+ *                                  <-      DROPPED (r)
+ *
+ *   SESSION_OPEN   (request r)     ->
+ *                                  <-      SESSION_OPENED (r) or FAIL (r)
+ *   STEP           (request r)     ->                       several may be in flight
+ *                                  <-      STEP_DONE (r) or FAIL (r)
+ *   SESSION_CLOSE  (request r)     ->
+ *                                  <-      SESSION_CLOSED (r)
+ *
+ *   PING (r)                       ->                       answered while kernels run
+ *                                  <-      PONG (r)
+ *
+ * Frame: 24 bytes little-endian, then `length` bytes of payload
+ *   u32 magic  u16 type  u16 zero  u32 length  u32 zero  u64 request
+ * Integers and floats are little-endian; strings are u16 length + bytes. Every size has a limit here, checked before
+ * memory is taken for it. Decoders give views into the payload, never assert, and refuse left-over bytes.
+ * A peer of another major version is refused; a minor version only adds frame types and features that are used when both have them.
+ */
+#ifndef FP9_WIRE_WIRE_H
+#define FP9_WIRE_WIRE_H
+
+#include <stdint.h>
+
+#define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
+#define WIRE_VERSION_MAJOR 1
+#define WIRE_VERSION_MINOR 0
+#define WIRE_FRAME_HEADER 24
+
+enum wire_type {
+    WIRE_HELLO = 1,
+    WIRE_HELLO_DUCK = 2,
+    WIRE_FAIL = 3,
+    WIRE_PING = 4,
+    WIRE_PONG = 5,
+    WIRE_SLOTS_GET = 6,
+    WIRE_SLOTS = 7,
+    WIRE_PREPARE_BEGIN = 16,
+    WIRE_PREPARE_DATA = 17,
+    WIRE_PREPARE_END = 18,
+    WIRE_PREPARE_ABORT = 19,
+    WIRE_SLOT_DONE = 20,
+    WIRE_DROP = 21,
+    WIRE_DROPPED = 22,
+    WIRE_SESSION_OPEN = 32,
+    WIRE_SESSION_OPENED = 33,
+    WIRE_SESSION_CLOSE = 34,
+    WIRE_SESSION_CLOSED = 35,
+    WIRE_STEP = 36,
+    WIRE_STEP_DONE = 37,
+};
+
+/* Limits on what a peer may ask for. */
+#define WIRE_SMALL_PAYLOAD_MAX (64u * 1024)            /* every type not named below */
+#define WIRE_PREPARE_PAYLOAD_MAX (8u * 1024 * 1024)    /* PREPARE_DATA */
+#define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024)     /* STEP, STEP_DONE */
+#define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)      /* SLOTS */
+#define WIRE_SLOTS_MAX 16384
+#define WIRE_NAME_MAX 64
+#define WIRE_STEP_TOKENS_MAX 4096                      /* fp9d cuts longer prefills into chunks */
+
+#endif
