@@ -7,6 +7,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "proto/base/err.h"
 #include "proto/control/schema.h"
@@ -41,7 +42,28 @@ const char *rpc_param_string(const json_t *params, const char *key, const char *
 long long rpc_param_int(const json_t *params, const char *key, long long otherwise);
 bool rpc_param_bool(const json_t *params, const char *key, bool otherwise);
 
-/* The error object {code, message, data:{name, ...}} of a struct err, and back. */
+/* A tensor of decode or prefill. Shape is the receiver's to check; offset is a multiple of 64 already, the dtype one of the schema's. */
+enum rpc_dtype {
+    RPC_DTYPE_NONE, /* not given: the one the schema allows first, for y the session's output_dtype */
+    RPC_DTYPE_BF16,
+    RPC_DTYPE_F32,
+    RPC_DTYPE_I32,
+};
+
+struct rpc_tensor {
+    bool present;       /* the member was there */
+    bool in_arena;      /* offset counts */
+    uint64_t offset;    /* bytes from the arena's start */
+    enum rpc_dtype dtype;
+    const char *b64;    /* borrowed from params; NULL when not given. Decode with b64_decode() of b64.h, B64_BYTES_MAX at most */
+    size_t b64_length;  /* characters */
+};
+
+void rpc_param_tensor(const json_t *params, const char *key, struct rpc_tensor *ret_tensor);
+
+/* The error object {code, message, data:{name, ...}} of a struct err, and back. The code is JSON-RPC's own where one applies, told by
+ * name BAD_REQUEST and errno: -EBADMSG -32700 (no JSON), -EPROTO -32600 (no request), -ENOSYS -32601 (no such method), others -32602;
+ * for every other name it is -32000 minus the name's place in enum err_name. Programs go by data.name. */
 json_t *rpc_error_json(const struct err *err);
 void rpc_error_from_json(const json_t *error, struct err *ret_err);
 

@@ -9,7 +9,7 @@ enum schema_type {
     SCHEMA_STRING,
     SCHEMA_INT,
     SCHEMA_BOOL,
-    SCHEMA_TENSOR, /* {offset, dtype?} or {b64} */
+    SCHEMA_TENSOR, /* {offset, dtype?} in the session's arena or {b64, dtype?}; an output also {dtype?}, see rpc_param_tensor */
 };
 
 struct schema_param {
@@ -17,7 +17,7 @@ struct schema_param {
     enum schema_type type;
     bool required;
     long long low, high;        /* SCHEMA_INT: inclusive range; SCHEMA_STRING: length in bytes */
-    const char *const *choices; /* SCHEMA_STRING: NULL-terminated list of the values allowed, or NULL */
+    const char *const *choices; /* NULL-terminated; SCHEMA_STRING: values allowed, or NULL for any; SCHEMA_TENSOR: dtypes allowed */
     const char *doc;            /* one line, with the unit */
 };
 
@@ -30,9 +30,10 @@ struct schema_method {
     const char *doc;    /* one line */
 };
 
-extern const struct schema_method schema_methods[];
+extern const struct schema_method schema_methods[]; /* sorted by name, each method's params too */
 extern const size_t schema_method_count;
 
 const struct schema_method *schema_find(const char *name); /* NULL: unknown */
+const struct schema_param *schema_find_param(const struct schema_method *method, const char *name); /* NULL: unknown */
 
 #endif

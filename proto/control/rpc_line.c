@@ -1,0 +1,104 @@
+#include "proto/control/rpc_line.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "proto/base/cleanup.h"
+#include "proto/control/rpc.h"
+
+#define KEY_SHOWN_MAX 64
+
+/* jansson's own limit is 2048 levels of recursion; this one is found without recursing at all. */
+static bool too_deep(const char *line, size_t length)
+{
+    unsigned depth = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < length; i++) {
+        char c = line[i];
+        if (in_string) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '{' || c == '[') {
+            if (++depth > RPC_DEPTH_MAX)
+                return true;
+        } else if ((c == '}' || c == ']') && depth) {
+            depth--;
+        }
+    }
+    return false;
+}
+
+static bool is_number_char(char c)
+{
+    return (c >= '0' && c <= '9') || strchr("+-.eE", c) != NULL;
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r';
+}
+
+/* jansson says where a number overflowed, not in which member: reads the number and its key backwards from there. */
+static int number_overflow(const char *line, size_t position, struct err *err)
+{
+    size_t end = position;
+    while (end > 0 && !is_number_char(line[end - 1]))
+        end--;
+    size_t begin = end;
+    while (begin > 0 && line[begin - 1] && is_number_char(line[begin - 1]))
+        begin--;
+    int shown = end - begin > KEY_SHOWN_MAX ? KEY_SHOWN_MAX : (int)(end - begin);
+    size_t at = begin;
+    while (at > 0 && is_blank(line[at - 1]))
+        at--;
+    if (at > 0 && line[at - 1] == ':') {
+        at--;
+        while (at > 0 && is_blank(line[at - 1]))
+            at--;
+        size_t key_end = at ? at - 1 : 0; /* at the closing quote */
+        size_t key = key_end;
+        while (key > 0 && line[key - 1] != '"')
+            key--;
+        if (key > 0 && key_end - key <= KEY_SHOWN_MAX) {
+            char name[KEY_SHOWN_MAX + 1];
+            memcpy(name, line + key, key_end - key);
+            name[key_end - key] = '\0';
+            err_set(err, -ERANGE, ERR_BAD_REQUEST, "%s: %.*s is beyond the range of numbers", name, shown, line + begin);
+            err_value_str(err, "field", name);
+            return -ERANGE;
+        }
+    }
+    return err_set(err, -ERANGE, ERR_BAD_REQUEST, "%.*s is beyond the range of numbers", shown, line + begin);
+}
+
+int rpc_line_parse(const char *line, size_t length, json_t **ret_object, struct err *err)
+{
+    if (length && line[length - 1] == '\n')
+        length--;
+    if (length >= RPC_LINE_MAX)
+        return err_set(err, -EBADMSG, ERR_BAD_REQUEST, "a line of %zu bytes, at most %d are allowed", length + 1, RPC_LINE_MAX);
+    if (too_deep(line, length))
+        return err_set(err, -EBADMSG, ERR_BAD_REQUEST, "nested deeper than %d levels", RPC_DEPTH_MAX);
+    json_error_t json_error;
+    json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &json_error);
+    if (!value) {
+        if (json_error_code(&json_error) == json_error_numeric_overflow && json_error.position >= 0 && (size_t)json_error.position <= length)
+            return number_overflow(line, (size_t)json_error.position, err);
+        if (json_error_code(&json_error) == json_error_out_of_memory)
+            return err_no_memory(err, "a line of JSON", length);
+        return err_set(err, -EBADMSG, ERR_BAD_REQUEST, "no JSON: %s (byte %d)", json_error.text, json_error.position);
+    }
+    if (!json_is_object(value)) {
+        bool batch = json_is_array(value);
+        json_decref(value);
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST,
+                       batch ? "an array: batches are not served, send one object a line" : "not an object: a request is one object a line");
+    }
+    *ret_object = value;
+    return 0;
+}

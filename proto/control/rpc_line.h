@@ -1,0 +1,17 @@
+/* One line of JSON under the protocol's limits, and params under the schema's table. Inside proto/control, and for libfp9's reading of answers. */
+#ifndef FP9_CONTROL_RPC_LINE_H
+#define FP9_CONTROL_RPC_LINE_H
+
+#include <jansson.h>
+
+#include "proto/base/err.h"
+#include "proto/control/schema.h"
+
+/* -EBADMSG with BAD_REQUEST for what is no single JSON object within RPC_LINE_MAX and RPC_DEPTH_MAX, without duplicate keys;
+ * a number that no C type holds is refused by the key before it, as -ERANGE. */
+int rpc_line_parse(const char *line, size_t length, json_t **ret_object, struct err *err);
+
+/* BAD_REQUEST (BAD_DTYPE for a tensor's type) naming field, what was found and what is right. */
+int rpc_check_params(const struct schema_method *method, const json_t *params, struct err *err);
+
+#endif

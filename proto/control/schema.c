@@ -1,0 +1,139 @@
+#include "proto/control/schema.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/base/cleanup.h"
+
+#define SESSION_MAX 2147483647
+#define JOB_MAX 9007199254740991 /* 2^53 - 1: exact in every JSON reader */
+#define LAYER_MAX 1023
+#define TP_MAX 1024
+#define DUCKS_MAX 1024
+#define TOKENS_MAX 4096
+#define PATH_BYTES_MAX 4095
+#define NAME_BYTES_MAX 128
+#define MEMORY_MAX 4611686018427387904 /* 2^62 */
+
+static const char *const session_dtypes[] = {"bf16", "f32", NULL};
+static const char *const x_dtypes[] = {"BF16", NULL};
+static const char *const ids_dtypes[] = {"I32", NULL};
+static const char *const weights_dtypes[] = {"F32", NULL};
+static const char *const y_dtypes[] = {"BF16", "F32", NULL};
+
+#define REQUIRED true
+#define OPTIONAL false
+#define STRING(name, need, high, doc) {name, SCHEMA_STRING, need, 1, high, NULL, doc}
+#define CHOICE(name, need, choices, doc) {name, SCHEMA_STRING, need, 1, 16, choices, doc}
+#define INT(name, need, low, high, doc) {name, SCHEMA_INT, need, low, high, NULL, doc}
+#define BOOL(name, doc) {name, SCHEMA_BOOL, OPTIONAL, 0, 0, NULL, doc}
+#define TENSOR(name, need, dtypes, doc) {name, SCHEMA_TENSOR, need, 0, 0, dtypes, doc}
+
+static const struct schema_param plan_params[] = {
+    INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; the fleet's when left out"),
+    INT("memory", OPTIONAL, 1, MEMORY_MAX, "weight buffer of each duck, bytes; the fleet's when left out"),
+    INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing, intermediate neurons; the planner's choice when left out"),
+    STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint; only config.json is read"),
+    STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
+    INT("tp", OPTIONAL, 1, TP_MAX, "tensor-parallel width, ranks; the planner's choice when left out"),
+};
+
+static const struct schema_param load_params[] = {
+    BOOL("force", "prepare every slot anew even when the cache has it"),
+    INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing, intermediate neurons; the planner's choice when left out"),
+    STRING("name", OPTIONAL, NAME_BYTES_MAX, "name of the model from now on; the directory's last part when left out"),
+    STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint"),
+    STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
+    INT("tp", OPTIONAL, 1, TP_MAX, "tensor-parallel width, ranks; the planner's choice when left out"),
+};
+
+static const struct schema_param unload_params[] = {
+    BOOL("drop_cache", "also free its slots on the ducks"),
+    STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
+};
+
+static const struct schema_param prepare_params[] = {
+    INT("layer", OPTIONAL, 0, LAYER_MAX, "only this layer, an index from 0; all when left out"),
+    STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
+};
+
+static const struct schema_param invalidate_params[] = {
+    BOOL("all", "every slot of every duck"),
+    STRING("duck", OPTIONAL, NAME_BYTES_MAX, "only on this duck, its name or id"),
+    STRING("model", OPTIONAL, NAME_BYTES_MAX, "only of this model"),
+};
+
+static const struct schema_param job_params[] = {
+    INT("job", REQUIRED, 1, JOB_MAX, "id of the job"),
+};
+
+static const struct schema_param session_open_params[] = {
+    INT("max_tokens", REQUIRED, 1, TOKENS_MAX, "largest step of the session, tokens"),
+    STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
+    BOOL("one_shot", "a fresh kernel run for each step in place of the persistent judge"),
+    CHOICE("output_dtype", OPTIONAL, session_dtypes, "type of y; bf16 when left out"),
+    CHOICE("partials", OPTIONAL, session_dtypes, "type of the ranks' partial sums; the daemon's setting when left out"),
+};
+
+static const struct schema_param session_params[] = {
+    INT("session", REQUIRED, 1, SESSION_MAX, "id of the session"),
+};
+
+static const struct schema_param step_params[] = {
+    INT("layer", REQUIRED, 0, LAYER_MAX, "index of the layer, from 0"),
+    INT("session", REQUIRED, 1, SESSION_MAX, "id of the session"),
+    INT("tokens", REQUIRED, 1, TOKENS_MAX, "T, rows of x; at most the session's max_tokens"),
+    TENSOR("topk_ids", OPTIONAL, ids_dtypes, "I32 [T, top_k], -1 is an empty slot; left out for a dense layer"),
+    TENSOR("topk_weights", OPTIONAL, weights_dtypes, "F32 [T, top_k]; left out for a dense layer"),
+    TENSOR("x", REQUIRED, x_dtypes, "BF16 [T, hidden_size]"),
+    TENSOR("y", OPTIONAL, y_dtypes, "BF16 or F32 [T, hidden_size], where the output goes; without an offset it comes back as {b64, dtype}"),
+};
+
+#define PARAMS(table) table, ARRAY_LENGTH(table)
+#define NO_PARAMS NULL, 0
+#define STEP_RESULT "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, params, weight_bytes, y when the request gave it no offset"
+
+/* Sorted by name: schema_find() searches, and the test of this table checks it. */
+const struct schema_method schema_methods[] = {
+    {"cache.invalidate", true, PARAMS(invalidate_params), "freed_bytes, pending", "forget slots; give model, duck, both, or all"},
+    {"cache.list", false, NO_PARAMS, "slots", "the slots in the ducks' weight buffers"},
+    {"decode", false, PARAMS(step_params), STEP_RESULT, "few tokens through one layer"},
+    {"duck.list", false, NO_PARAMS, "ducks", "the ducks of the fleet"},
+    {"job.cancel", false, PARAMS(job_params), "job, state", "stop a job that is queued or running"},
+    {"job.list", false, NO_PARAMS, "jobs", "the jobs that are known, newest last"},
+    {"job.wait", false, PARAMS(job_params), "the keys of the job's kind", "answer when the job is done; its failure is this call's error"},
+    {"model.list", false, NO_PARAMS, "models", "the registered models"},
+    {"model.load", true, PARAMS(load_params), "job", "spread a checkpoint over the ducks"},
+    {"model.unload", true, PARAMS(unload_params), "freed_bytes, pending", "take a model out of service"},
+    {"plan", false, PARAMS(plan_params),
+     "family, tp, multiple_of, strategy, legal, ranks, bytes_total, padding, bytes_per_param, send_bytes, rebuild_read_bytes, "
+     "predicted_tokens_per_second",
+     "how a checkpoint would be spread; nothing is loaded"},
+    {"prefill", false, PARAMS(step_params), STEP_RESULT ", tiles, avg_tile_batch", "many tokens through one layer"},
+    {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},
+    {"session.close", false, PARAMS(session_params), "", "end a session and drop its arena"},
+    {"session.list", false, NO_PARAMS, "sessions", "the open sessions"},
+    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max",
+     "start a session; the arena's memfd comes with the answer's first byte"},
+    {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, jobs", "the daemon at a glance"},
+};
+
+const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
+
+static int compare_name(const void *name, const void *method)
+{
+    return strcmp(name, ((const struct schema_method *)method)->name);
+}
+
+const struct schema_method *schema_find(const char *name)
+{
+    return bsearch(name, schema_methods, schema_method_count, sizeof schema_methods[0], compare_name);
+}
+
+const struct schema_param *schema_find_param(const struct schema_method *method, const char *name)
+{
+    for (size_t i = 0; i < method->param_count; i++)
+        if (strcmp(method->params[i].name, name) == 0)
+            return &method->params[i];
+    return NULL;
+}
