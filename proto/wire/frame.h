@@ -13,23 +13,27 @@ struct frame {
     enum wire_type type;
     uint64_t request;
     uint32_t length;
-    const uint8_t *payload; /* view; valid until the next call on its reader */
+    const uint8_t *payload; /* view, 8-byte aligned; valid until the next call on its reader */
 };
 
 const char *frame_type_name(enum wire_type type); /* "STEP"; "?" for an unknown one */
 uint32_t frame_payload_max(enum wire_type type);  /* 0 for an unknown type */
 
-/* Begins a frame in `buf` (header with length 0); returns its offset or a negative errno. frame_end() fills in the length. */
+#define FRAME_BUFFER_MAX (UINT32_C(1) << 30) /* bytes of frames that may wait in one buffer; beyond it encoders give -EMSGSIZE */
+
+/* Begins a frame in `buf` (header with length 0); returns its offset or a negative errno. frame_end() fills in the length:
+ * -EMSGSIZE when that is beyond the type's limit, and the frame is taken out of the buffer again. */
 int64_t frame_begin(struct buf *buf, enum wire_type type, uint64_t request);
 int frame_end(struct buf *buf, int64_t offset);
 
 /* Collects bytes from a stream socket and gives whole frames. Zero-initialised is empty. */
 struct frame_reader {
     struct buf buf;
-    size_t taken; /* bytes at the front that the last frame occupied */
+    size_t taken; /* bytes at the front that were given out as frames */
 };
 
-/* Room to read into: *ret_room bytes at the returned address (at least the rest of the current frame, up to a limit); NULL when out of memory. */
+/* Room to read into: *ret_room bytes at the returned address (the rest of the current frame or a little read-ahead, at most some MiB at a
+ * time, so that a header alone makes nobody allocate what it claims); NULL when out of memory. */
 uint8_t *frame_reader_room(struct frame_reader *reader, size_t *ret_room);
 void frame_reader_added(struct frame_reader *reader, size_t bytes);
 /* 1 and *ret_frame, 0 when no whole frame is there, -EPROTO with a sentence (bad magic, unknown type, too long). */

@@ -32,7 +32,9 @@ struct msg_ping {
     uint64_t progress; /* PONG only: a counter that moves while kernels run */
 };
 
-/* Encoders append one whole frame to buf; negative errno when out of memory. Decoders take a frame of the right type. */
+/* Encoders append one whole frame to buf; negative errno when out of memory or beyond a limit, and buf is then as it was. Decoders
+ * refuse (-EPROTO, a sentence with type, field and value) whatever is not exactly a frame of their type.
+ * A HELLO or HELLO_DUCK of another major version decodes to its versions alone; all else in *ret_msg is zero. */
 int msg_hello_encode(struct buf *buf, uint64_t request, const struct msg_hello *msg);
 int msg_hello_decode(const struct frame *frame, struct msg_hello *ret_msg, struct err *err);
 int msg_hello_duck_encode(struct buf *buf, uint64_t request, const struct msg_hello_duck *msg);

@@ -72,6 +72,7 @@ int msg_prepare_data_encode(struct buf *buf, uint64_t request, const struct msg_
 int msg_prepare_data_decode(const struct frame *frame, struct msg_prepare_data *ret_msg, struct err *err);
 /* PREPARE_END, PREPARE_ABORT, SLOTS_GET have no payload. */
 int msg_empty_encode(struct buf *buf, enum wire_type type, uint64_t request);
+int msg_empty_decode(const struct frame *frame, struct err *err); /* refuses left-over bytes */
 int msg_slot_done_encode(struct buf *buf, uint64_t request, const struct msg_slot *msg);
 int msg_slot_done_decode(const struct frame *frame, struct msg_slot *ret_msg, struct err *err);
 int msg_drop_encode(struct buf *buf, uint64_t request, const struct msg_drop *msg);

@@ -75,5 +75,8 @@ enum wire_type {
 #define WIRE_SLOTS_MAX 16384
 #define WIRE_NAME_MAX 64
 #define WIRE_STEP_TOKENS_MAX 4096                      /* fp9d cuts longer prefills into chunks */
+#define WIRE_TOP_K_MAX 64
+#define WIRE_HIDDEN_MAX 65536
+#define WIRE_EXPERTS_MAX 4096
 
 #endif
