@@ -13,20 +13,36 @@
 #define ARENA_ALIGN 64
 #define ARENA_OFFSET_MAX 9007199254740991 /* 2^53 - 1 */
 
-/* A value as it stands in the line, cut short. */
-static void show(const json_t *value, char ret_text[SHOWN_MAX + 4])
+struct shown {
+    char text[SHOWN_MAX + 4];
+    size_t length;
+    bool cut;
+};
+
+static int show_part(const char *part, size_t length, void *shown_)
 {
-    size_t length = json_dumpb(value, ret_text, SHOWN_MAX, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12));
-    if (length > SHOWN_MAX) {
-        /* json_dumpb leaves the beginning in place; do not end inside a character. */
-        length = SHOWN_MAX;
-        while (length && ((unsigned char)ret_text[length - 1] & 0xc0) == 0x80)
+    struct shown *shown = shown_;
+    size_t room = SHOWN_MAX - shown->length;
+    if (length > room)
+        shown->cut = true;
+    length = length < room ? length : room;
+    memcpy(shown->text + shown->length, part, length);
+    shown->length += length;
+    return 0;
+}
+
+/* A value as it stands in the line, cut short between characters. */
+static void show(const json_t *value, struct shown *ret_shown)
+{
+    *ret_shown = (struct shown){0};
+    json_dump_callback(value, show_part, ret_shown, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12));
+    size_t length = ret_shown->length;
+    if (ret_shown->cut) {
+        while (length && ((unsigned char)ret_shown->text[length - 1] & 0xc0) == 0x80)
             length--;
-        if (length && (unsigned char)ret_text[length - 1] >= 0xc0)
+        if (length && (unsigned char)ret_shown->text[length - 1] >= 0xc0)
             length--;
-        memcpy(ret_text + length, "...", 4);
-    } else {
-        ret_text[length] = '\0';
+        memcpy(ret_shown->text + length, "...", 4);
     }
 }
 
@@ -43,15 +59,16 @@ static void list_choices(const char *const *choices, char *ret_text, size_t size
 __attribute__((format(printf, 5, 6))) static int refuse(struct err *err, enum err_name name, const char *field, const json_t *value,
                                                         const char *format, ...)
 {
-    char shown[SHOWN_MAX + 4], why[256];
-    show(value, shown);
+    struct shown shown;
+    char why[640];
+    show(value, &shown);
     va_list args;
     va_start(args, format);
     vsnprintf(why, sizeof why, format, args);
     va_end(args);
-    err_set(err, -EINVAL, name, "%s: %s %s", field, shown, why);
+    err_set(err, -EINVAL, name, "%s: %s %s", field, shown.text, why);
     err_value_str(err, "field", field);
-    err_value_str(err, "value", shown);
+    err_value_str(err, "value", shown.text);
     return -EINVAL;
 }
 
