@@ -5,7 +5,7 @@ import sys
 import tree
 
 # Written in pieces so that this file passes its own check.
-MACHINE = re.compile(r"(?<![\w.$}/~-])(/" + r"work/|/" + r"root/|/home/(?!u/|\*)[a-z][\w-]*/|/" + r"tmp/bash|/" + r"mnt/|/var/tmp/fresh)")
+MACHINE = re.compile(r"(?<![\w.$}/~-])(/" + r"work/|/" + r"root/|/home/(?!u/|\*)[a-z][\w-]*/|/" + r"tmp/bash|/" + r"mnt/)")
 
 
 def main():
