@@ -6,6 +6,16 @@
 #include "kernels/layout.h"
 
 #define PLAN_TP_MAX 1024
+
+/* The prediction (plan_predict.c). Per token and layer, in seconds:
+ *     (largest rank's bytes of the active experts) / PLAN_DUCK_READ_BYTES_PER_S
+ *   + tp * (bytes of x, ids and weights out + bytes of a BF16 partial back) / PLAN_LINK_BYTES_PER_S
+ *   + PLAN_STEP_S
+ * and tokens/s = 1 / sum over layers. Attention and sampling are not counted. */
+#define PLAN_DUCK_READ_BYTES_PER_S 20e9  /* memory of one duck: a mini PC with dual-channel DDR4 */
+#define PLAN_LINK_BYTES_PER_S 1.25e9     /* the head's link, shared by all ducks: 10 GbE */
+#define PLAN_STEP_S 60e-6                /* a step's round trip without its bytes */
+#define PLAN_TP_AUTO_MAX 32 /* widest tp the planner chooses by itself while the number of ducks is unknown */
 #define PLAN_MULTIPLES 3
 extern const uint32_t plan_multiples[PLAN_MULTIPLES]; /* 128, 64, 32 */
 
@@ -55,14 +65,16 @@ struct plan {
     uint64_t params;              /* real weights of MLP and experts */
     uint64_t padding_bytes;       /* bytes of bytes_total that hold no real weight's magnitude, sign or scale */
     double bytes_per_param;       /* bytes_total / params */
-    uint64_t send_bytes;          /* raw FP8 bytes and scales over all links in a cold load */
-    uint64_t rebuild_read_bytes;  /* checkpoint bytes to read for one lost rank (the largest) */
+    uint64_t send_bytes;          /* raw FP8 bytes and tile scales over all links in a cold load, frame headers not counted */
+    uint64_t rebuild_read_bytes;  /* checkpoint bytes to read for one lost rank (the largest): its rows of gate and up, all of down,
+                                   * whose slice is a piece of every row */
     uint64_t rebuild_send_bytes;  /* bytes to send for it */
     double predicted_tokens_per_second;
     char explanation[512];        /* why tp and multiple_of are these, in words */
 };
 
-/* BAD_SHAPE refusals read like "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24"; NO_MEMORY says needs and has per rank.
+/* tp 0 means "choose" here: a front end that got an explicit 0 from a person refuses it itself.
+ * BAD_SHAPE refusals read like "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24"; NO_MEMORY says needs and has per rank.
  * A tp larger than `ducks` is refused (values "tp", "ducks"). */
 int plan_make(const struct arch *arch, const struct plan_request *request, struct plan **ret_plan, struct err *err);
 void plan_free(struct plan *plan);

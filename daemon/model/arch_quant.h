@@ -1,0 +1,14 @@
+/* Is it FP8 in 128x128 blocks? */
+#ifndef FP9_MODEL_ARCH_QUANT_H
+#define FP9_MODEL_ARCH_QUANT_H
+
+#include <jansson.h>
+
+#include "proto/base/err.h"
+
+/* UNSUPPORTED_MODEL naming what the weights are instead. modules_to_not_convert is not looked at: each tensor's header says what it is. */
+int arch_quant_check(const json_t *config, const char *where, struct err *err);
+/* "compressed-tensors pack-quantized", "fp8", "none": for messages. Returns `text`. */
+const char *arch_quant_describe(const json_t *config, char *text, size_t size);
+
+#endif

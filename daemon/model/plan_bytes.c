@@ -1,0 +1,146 @@
+#include "daemon/model/plan_bytes.h"
+
+#include <errno.h>
+
+#include "proto/base/size.h"
+
+void plan_bytes_of(const struct layout_mlp *layout, uint32_t intermediate, struct plan_bytes *ret_bytes)
+{
+    uint64_t hidden = layout->hidden, neurons = layout->neurons;
+    uint64_t tiles_neurons = size_ceil_div(neurons, LAYOUT_TILE_ROWS);
+    uint64_t tiles_hidden = size_ceil_div(hidden, LAYOUT_TILE_ROWS);
+    uint64_t scales = sizeof(float) * (2 * tiles_neurons * layout->gate_up.segments + tiles_hidden * layout->down.segments);
+    uint64_t params = 3 * hidden * neurons;
+    *ret_bytes = (struct plan_bytes){
+        .laid_out = layout->expert_bytes,
+        .real = size_ceil_div(params * 9, 8) + scales,
+        .send = params + scales,
+        .read = hidden * (2 * neurons + intermediate),
+        .params = params,
+    };
+}
+
+struct plan_layers plan_layers_of(const struct arch *arch)
+{
+    struct plan_layers layers = {0};
+    for (uint32_t i = 0; i < arch->layers; i++) {
+        if (arch->layer_is_moe[i])
+            layers.moe++;
+        else
+            layers.dense++;
+    }
+    return layers;
+}
+
+/* Slice and layout of one kind of expert; zeros when the model has none. */
+static int kind_of(const struct arch *arch, uint32_t intermediate, uint32_t tp, uint32_t multiple_of, uint32_t rank,
+                   struct plan_slice *ret_slice, struct layout_mlp *ret_layout, struct err *err)
+{
+    *ret_slice = (struct plan_slice){0};
+    *ret_layout = (struct layout_mlp){0};
+    if (intermediate == 0)
+        return 0;
+    *ret_slice = plan_slice_of(intermediate, multiple_of, tp, rank);
+    return layout_mlp_init(ret_layout, arch->hidden, ret_slice->begin, ret_slice->neurons, multiple_of, err);
+}
+
+int plan_rank_fill(const struct arch *arch, uint32_t tp, uint32_t multiple_of, uint32_t rank, struct plan_rank *ret_rank, struct err *err)
+{
+    struct plan_rank at = {0};
+    struct layout_mlp dense, routed, shared;
+    int r = kind_of(arch, arch->dense_intermediate, tp, multiple_of, rank, &at.dense, &dense, err);
+    if (r == 0)
+        r = kind_of(arch, arch->moe_intermediate, tp, multiple_of, rank, &at.routed, &routed, err);
+    if (r == 0)
+        r = kind_of(arch, arch->shared_intermediate, tp, multiple_of, rank, &at.shared, &shared, err);
+    if (r < 0)
+        return err_prefix(err, "rank %u of %u", rank, tp);
+    struct plan_layers layers = plan_layers_of(arch);
+    at.dense_slot_bytes = dense.expert_bytes;
+    at.moe_slot_bytes = arch->experts * routed.expert_bytes + shared.expert_bytes;
+    at.bytes = layers.dense * at.dense_slot_bytes + layers.moe * at.moe_slot_bytes;
+    *ret_rank = at;
+    return 0;
+}
+
+static void add(struct plan_bytes *to, const struct plan_bytes *one, uint64_t times)
+{
+    to->laid_out += times * one->laid_out;
+    to->real += times * one->real;
+    to->send += times * one->send;
+    to->read += times * one->read;
+    to->params += times * one->params;
+}
+
+static int rank_bytes(const struct arch *arch, const struct plan *plan, uint32_t rank, struct plan_bytes *ret_bytes, struct err *err)
+{
+    struct plan_layers layers = plan_layers_of(arch);
+    const struct {
+        uint32_t intermediate;
+        uint64_t times;
+    } kinds[] = {
+        {arch->dense_intermediate, layers.dense},
+        {arch->moe_intermediate, (uint64_t)layers.moe * arch->experts},
+        {arch->shared_intermediate, layers.moe},
+    };
+    *ret_bytes = (struct plan_bytes){0};
+    for (size_t i = 0; i < ARRAY_LENGTH(kinds); i++) {
+        struct plan_slice slice;
+        struct layout_mlp layout;
+        if (kinds[i].intermediate == 0)
+            continue;
+        int r = kind_of(arch, kinds[i].intermediate, plan->tp, plan->multiple_of, rank, &slice, &layout, err);
+        if (r < 0)
+            return r;
+        struct plan_bytes one;
+        plan_bytes_of(&layout, kinds[i].intermediate, &one);
+        add(ret_bytes, &one, kinds[i].times);
+    }
+    return 0;
+}
+
+int plan_fill(const struct arch *arch, struct plan *plan, struct err *err)
+{
+    struct plan_bytes total = {0};
+    uint64_t largest = 0;
+    for (uint32_t rank = 0; rank < plan->tp; rank++) {
+        int r = plan_rank_fill(arch, plan->tp, plan->multiple_of, rank, &plan->ranks[rank], err);
+        if (r < 0)
+            return r;
+        struct plan_bytes bytes;
+        r = rank_bytes(arch, plan, rank, &bytes, err);
+        if (r < 0)
+            return r;
+        add(&total, &bytes, 1);
+        if (bytes.send > largest) {
+            largest = bytes.send;
+            plan->rebuild_send_bytes = bytes.send;
+            plan->rebuild_read_bytes = bytes.read;
+        }
+    }
+    plan->bytes_total = total.laid_out;
+    plan->params = total.params;
+    plan->padding_bytes = total.laid_out - total.real;
+    plan->bytes_per_param = (double)total.laid_out / (double)total.params;
+    plan->send_bytes = total.send;
+    return plan_predict(arch, plan->tp, plan->multiple_of, plan->ranks, &plan->predicted_tokens_per_second, err);
+}
+
+int plan_layouts(const struct arch *arch, const struct plan *plan, uint32_t layer, uint32_t rank, struct layout_mlp *ret_layout,
+                 bool *ret_has_shared, struct layout_mlp *ret_shared, struct err *err)
+{
+    if (layer >= arch->layers || rank >= plan->tp)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u of %u, rank %u of %u: no such slot", layer, arch->layers, rank, plan->tp);
+    bool moe = arch->layer_is_moe[layer];
+    struct plan_slice slice;
+    struct layout_mlp layout, shared;
+    int r = kind_of(arch, moe ? arch->moe_intermediate : arch->dense_intermediate, plan->tp, plan->multiple_of, rank, &slice, &layout, err);
+    if (r == 0)
+        r = kind_of(arch, moe ? arch->shared_intermediate : 0, plan->tp, plan->multiple_of, rank, &slice, &shared, err);
+    if (r < 0)
+        return err_prefix(err, "layer %u, rank %u of %u", layer, rank, plan->tp);
+    *ret_layout = layout;
+    *ret_has_shared = moe && arch->shared_intermediate > 0;
+    *ret_shared = shared;
+    return 0;
+}

@@ -1,0 +1,34 @@
+/* PURE. Bytes that a plan costs: in memory, over the links, from disk. Private to the plan. */
+#ifndef FP9_MODEL_PLAN_BYTES_H
+#define FP9_MODEL_PLAN_BYTES_H
+
+#include "daemon/model/plan.h"
+
+/* One expert's slice. All sums over a model stay below 2^63: H 2^16 * I 2^18 * 3 matrices * 9/8 * 2^12 experts * 2^10 layers is 2^58, and
+ * padding to whole units, tiles, groups and panels is at most a factor of 16 for any one rank. */
+struct plan_bytes {
+    uint64_t laid_out; /* layout.expert_bytes */
+    uint64_t real;     /* of those: magnitudes, signs and scales of real weights */
+    uint64_t send;     /* codes and tile scales */
+    uint64_t read;     /* checkpoint bytes that must be read for it */
+    uint64_t params;
+};
+void plan_bytes_of(const struct layout_mlp *layout, uint32_t intermediate, struct plan_bytes *ret_bytes);
+
+/* Layers of each kind. */
+struct plan_layers {
+    uint32_t dense, moe;
+};
+struct plan_layers plan_layers_of(const struct arch *arch);
+
+/* Fills slices and bytes of one rank. */
+int plan_rank_fill(const struct arch *arch, uint32_t tp, uint32_t multiple_of, uint32_t rank, struct plan_rank *ret_rank, struct err *err);
+
+/* Fills ranks, totals and the prediction of a plan whose tp and multiple_of are legal; plan->ranks must have room for tp. */
+int plan_fill(const struct arch *arch, struct plan *plan, struct err *err);
+
+/* plan.h states the formula. Takes the ranks' slices. */
+int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, double *ret_tokens_per_second,
+                 struct err *err);
+
+#endif
