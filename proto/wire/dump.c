@@ -41,7 +41,7 @@ static int fail(const struct frame *frame, char *text, size_t size, struct err *
     struct err peer;
     int r = msg_fail_decode(frame, &peer, err);
     if (r == 0)
-        snprintf(text, size, "%s %d: %s {%s}", err_name_text(peer.name), peer.code, peer.message, peer.values);
+        snprintf(text, size, "%s %d: %.200s {%.200s}", err_name_text(peer.name), peer.code, peer.message, peer.values);
     return r;
 }
 
