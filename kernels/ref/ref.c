@@ -1,0 +1,14 @@
+#include "kernels/ref/ref.h"
+
+const struct tiers_ops ref_ops = {
+    .name = "ref",
+    .normalise_bf16 = ref_normalise_bf16,
+    .normalise_f32 = ref_normalise_f32,
+    .gate_up = ref_gate_up,
+    .down = ref_down,
+    .pack_tile = ref_pack_tile,
+    .canonical = ref_canonical,
+    .to_bf16 = ref_to_bf16,
+    .add_f32 = ref_add_f32,
+    .add_bf16 = ref_add_bf16,
+};

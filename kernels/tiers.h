@@ -1,0 +1,76 @@
+/* What an ISA tier provides. The C reference gives every function and defines its bits; a tier above overrides what it does faster.
+ *
+ * Within the kernels only (and their tests and bench). Callers have put the floating-point environment right (fpenv.h).
+ */
+#ifndef FP9_KERNELS_TIERS_H
+#define FP9_KERNELS_TIERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "kernels/layout.h"
+
+/* A run of consecutive panels of one matrix. */
+struct tiers_run {
+    const uint8_t *panels; /* 64-byte aligned */
+    const float *scales;   /* [count][segments][2] */
+    uint32_t count;        /* panels */
+    uint32_t segments;
+    uint32_t first_groups; /* groups of segment 0; later ones have 8, the last what is left */
+    uint32_t groups;       /* per panel */
+};
+
+struct tiers_ops {
+    const char *name;
+
+    /* README section 2: v' into out[floats] (32-byte aligned), zeros from `count` on; floats is a multiple of 16. Returns e. `in` may be `out`. */
+    int (*normalise_bf16)(float *out, uint32_t floats, const uint16_t *in, uint32_t count);
+    int (*normalise_f32)(float *out, uint32_t floats, const float *in, uint32_t count);
+
+    /* Sections 3 and 4: h of 16 neurons per panel. v: 16 * groups floats, 32-byte aligned; undo = 2^(e - 15); h: 32-byte aligned. */
+    void (*gate_up)(const struct tiers_run *run, const float *v, float undo, float *h);
+
+    /* Sections 3 and 5: y[row] = fma(weight, r_row, y[row]) for `rows` rows, rows <= 32 * count; y is not touched beyond. */
+    void (*down)(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows);
+
+    /* Packs one tile (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is the panel's first
+     * byte, tile 0 or 1. Unused rows and columns become zero. */
+    void (*pack_tile)(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
+
+    void (*canonical)(float *values, size_t count);
+    void (*to_bf16)(uint16_t *bits, const float *values, size_t count);
+    void (*add_f32)(float *sum, const float *partial, size_t count);
+    void (*add_bf16)(float *sum, const uint16_t *partial, size_t count);
+};
+
+/* Another way to do the same, for the bench: differs in speed only. */
+struct tiers_variant {
+    enum kernels_tier tier;
+    const char *name; /* "ref", "avx2-rm", ... */
+    const struct tiers_ops *ops;
+};
+
+/* The tier in use. */
+const struct tiers_ops *tiers_active(void);
+
+/* All that this build has, `*ret_count` of them; whether this CPU can run one: kernels_tier_available(variant->tier). */
+const struct tiers_variant *tiers_variants(size_t *ret_count);
+
+/* The run over panels [first, first + count) of a matrix of the expert at `expert`. */
+static inline struct tiers_run tiers_run_of(const struct layout_matrix *matrix, const uint8_t *expert, uint32_t first, uint32_t count)
+{
+    struct layout_segment segment = layout_segment(matrix, 0);
+
+    return (struct tiers_run){
+        .panels = expert + matrix->panels_offset + first * matrix->panel_bytes,
+        .scales = (const float *)(const void *)(expert + matrix->scales_offset) + (size_t)first * matrix->segments * 2,
+        .count = count,
+        .segments = matrix->segments,
+        .first_groups = (segment.length + LAYOUT_GROUP_COLUMNS - 1) / LAYOUT_GROUP_COLUMNS,
+        .groups = matrix->groups,
+    };
+}
+
+#endif

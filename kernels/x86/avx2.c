@@ -1,0 +1,16 @@
+#include "kernels/x86/avx2.h"
+
+#include "kernels/x86/x86.h"
+
+const struct tiers_ops avx2_ops = {
+    .name = "avx2",
+    .normalise_bf16 = avx2_normalise_bf16,
+    .normalise_f32 = avx2_normalise_f32,
+    .gate_up = avx2_gate_up,
+    .down = avx2_down,
+    .pack_tile = avx2_pack_tile,
+    .canonical = avx2_canonical,
+    .to_bf16 = avx2_to_bf16,
+    .add_f32 = avx2_add_f32,
+    .add_bf16 = avx2_add_bf16,
+};
