@@ -1,0 +1,346 @@
+/* PURE. What fp9d decides: the fleet, the models on it, sessions, steps, jobs.
+ *
+ * Events go in as function calls that carry the time; decisions come out as actions (core_next_action), which the edges carry out
+ * (act.c). Nothing here does I/O, reads a clock or starts a thread, so the whole runs in virtual time in tests/sim. The structs are
+ * open for reading (status, lists); only core*.c writes them.
+ *
+ * One thread (the loop's).
+ */
+#ifndef FP9_HEAD_CORE_H
+#define FP9_HEAD_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/model/arch.h"
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/plan.h"
+#include "proto/base/err.h"
+#include "proto/wire/msg_hello.h"
+#include "proto/wire/msg_prepare.h"
+#include "proto/wire/msg_step.h"
+
+#define CORE_DUCKS_MAX 256
+#define CORE_MODELS_MAX 64
+#define CORE_SESSIONS_MAX 1024
+#define CORE_JOBS_MAX 256          /* finished ones are forgotten, oldest first */
+#define CORE_NAME_MAX 64
+#define CORE_PATH_MAX 4096
+#define CORE_CHUNK_BYTES (64u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
+#define CORE_CHUNK_TOKENS_MAX 1024
+#define CORE_NONE UINT32_MAX
+
+/* ---- fleet ---- */
+
+enum core_duck_state {
+    CORE_DUCK_CONNECTING, /* being started, not yet up since the last loss */
+    CORE_DUCK_UP,
+    CORE_DUCK_LOST,       /* waits for its next start */
+};
+
+struct core_duck {
+    char name[CORE_NAME_MAX];
+    bool spare;
+    enum core_duck_state state;
+    bool ever_up;
+    struct msg_hello_duck hello; /* valid once ever_up */
+    uint64_t used_bytes;         /* of its weight buffer: sum of slots */
+    struct msg_slot *slots;      /* owned; the duck's header as last told, kept current by SLOT_DONE and DROPPED */
+    size_t slot_count, slot_capacity;
+    uint64_t heard_ns;           /* last frame from it */
+    uint64_t pinged_ns;          /* last PING to it */
+    uint64_t state_since_ns;     /* since when connecting or lost */
+    uint64_t backoff_ns;         /* wait before the next start; 0 after it was up for a while */
+    uint64_t start_at_ns;        /* when LOST: next start */
+    uint64_t up_since_ns;
+    uint64_t rtt_ns;             /* of the last PING; 0 unknown */
+    char lost_reason[256];
+};
+
+/* ---- models ---- */
+
+enum core_model_state {
+    CORE_MODEL_LOADING,    /* its first load runs */
+    CORE_MODEL_READY,
+    CORE_MODEL_DEGRADED,   /* a rank's duck is lost */
+    CORE_MODEL_RECOVERING, /* ducks are up, missing slots are being prepared again */
+    CORE_MODEL_FAILED,     /* the last load failed, see error */
+    CORE_MODEL_UNLOADED,   /* its cache was invalidated */
+};
+
+struct core_model {
+    bool used;
+    char name[CORE_NAME_MAX];
+    char path[CORE_PATH_MAX];
+    enum core_model_state state;
+    struct arch *arch;     /* owned; NULL until opened once */
+    struct plan *plan;     /* owned; NULL until planned */
+    uint8_t key[DIGEST_SIZE];
+    uint32_t *duck_of_rank; /* owned, [plan->tp] */
+    uint64_t job;          /* running load, 0: none */
+    bool registered;       /* a load of it has succeeded: it comes back by itself */
+    char cache[16];        /* hit, partial, miss: of the last load */
+    char reason[256];      /* of the last load */
+    struct err error;      /* why it is not ready; code 0: nothing */
+    /* what was asked for, for reloads */
+    uint32_t want_tp, want_multiple_of;
+    enum plan_strategy want_strategy;
+};
+
+/* ---- jobs ---- */
+
+enum core_job_state {
+    CORE_JOB_QUEUED,
+    CORE_JOB_RUNNING,
+    CORE_JOB_DONE,
+    CORE_JOB_FAILED,
+    CORE_JOB_CANCELLED,
+};
+
+enum core_job_phase {
+    CORE_PHASE_OPEN,    /* headers and scales are being read and checked */
+    CORE_PHASE_PREPARE, /* slots are being sent */
+    CORE_PHASE_END,
+};
+
+struct core_missing {
+    uint32_t layer, rank;
+    bool done;
+};
+
+struct core_job {
+    bool used;
+    uint64_t id;
+    const char *kind; /* "load", "prepare", "recover" */
+    uint32_t model;   /* while it runs; afterwards the place may hold another */
+    char model_name[CORE_NAME_MAX];
+    uint32_t layer;   /* CORE_NONE: all */
+    bool force;
+    enum core_job_state state;
+    enum core_job_phase phase;
+    struct core_missing *missing; /* owned; slots to prepare, by layer then rank */
+    size_t missing_count, missing_done;
+    bool streaming;     /* the loader works for it: it may end only when the loader has let go */
+    uint64_t queued_ns, started_ns, ended_ns;
+    uint64_t total_bytes, read_bytes, sent_bytes; /* checkpoint bytes to read; read; sent to ducks */
+    struct err err;
+};
+
+struct core_load_request {
+    const char *path; /* absolute */
+    const char *name; /* NULL: last component of path */
+    uint32_t tp, multiple_of; /* 0: the planner chooses */
+    enum plan_strategy strategy;
+    bool force;
+};
+
+/* ---- sessions and steps ---- */
+
+enum core_rank_session {
+    CORE_RANK_CLOSED,
+    CORE_RANK_OPENING,
+    CORE_RANK_OPEN,
+};
+
+/* One decode or prefill call. A session has room for one at a time. */
+struct core_step {
+    bool running;
+    uint64_t id;          /* request id on the links; a late answer to an older one is dropped */
+    uint32_t layer, tokens, top_k;
+    bool prefill;
+    uint32_t chunk_first, chunk_tokens; /* the tokens now with the ducks */
+    uint32_t waiting;     /* ranks that have not answered this chunk */
+    bool *answered;       /* owned by the session, [tp] */
+    uint64_t chunk_started_ns, chunk_duck_max_ns;
+    /* sums over chunks */
+    uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes, pairs;
+    uint32_t chunks;
+    struct err err;
+};
+
+struct core_session {
+    bool used;
+    uint64_t id;
+    uint64_t client;
+    uint32_t model;
+    uint8_t key[DIGEST_SIZE]; /* of the model when it was opened */
+    uint32_t tp;
+    uint32_t max_tokens, top_k_max, chunk_max;
+    enum msg_dtype partials, output;
+    bool one_shot;
+    bool announced;           /* the client has had its answer to session.open */
+    enum core_rank_session *ranks; /* owned, [tp] */
+    uint32_t *duck_of_rank;        /* owned, [tp] */
+    struct err err;
+    struct core_step step;
+    uint64_t steps_done;
+};
+
+/* ---- drops (unload --drop-cache, invalidate-cache) ---- */
+
+#define CORE_DROPS_MAX 16
+
+struct core_drop {
+    bool used;
+    uint64_t id;
+    bool all;                       /* every key */
+    uint8_t key[DIGEST_SIZE];
+    bool waiting[CORE_DUCKS_MAX];
+    bool unreached[CORE_DUCKS_MAX];
+    uint64_t freed_bytes;
+};
+
+/* ---- actions ---- */
+
+enum core_action_type {
+    CORE_ACT_START_DUCK,    /* duck */
+    CORE_ACT_STOP_DUCK,     /* duck: kill it, its link is given up */
+    CORE_ACT_PING,          /* duck */
+    CORE_ACT_OPEN,          /* id = job: read and check the checkpoint, then core_load_opened */
+    CORE_ACT_STREAM,        /* id = job: send the missing slots, then core_stream_ended */
+    CORE_ACT_STREAM_CANCEL, /* id = job: stop soon; core_stream_ended still follows */
+    CORE_ACT_JOB_CHANGED,   /* id = job: tell waiters and watchers */
+    CORE_ACT_SAVE_MODEL,    /* id = model index */
+    CORE_ACT_FORGET_MODEL,  /* id = model index; the name is still readable while the action is carried out */
+    CORE_ACT_DROP,          /* duck, id = drop: send DROP */
+    CORE_ACT_DROP_DONE,     /* id = drop: answer the client; core_drop_release */
+    CORE_ACT_SESSION_OPEN,  /* duck, id = session */
+    CORE_ACT_SESSION_READY, /* id = session: first time open on all ranks, answer the client */
+    CORE_ACT_SESSION_FAILED, /* id = session: err says why; answer the client, then core_session_close */
+    CORE_ACT_SESSION_CLOSE, /* duck, id = session */
+    CORE_ACT_SESSION_GONE,  /* id = session: free what the edges hold for it */
+    CORE_ACT_STEP_CHUNK,    /* id = session: encode the step's current chunk and send it to all ranks */
+    CORE_ACT_STEP_SUM,      /* id = session: every rank has answered this chunk: add up, write y */
+    CORE_ACT_STEP_DONE,     /* id = session: answer the client */
+    CORE_ACT_STEP_FAILED,   /* id = session: step.err says why */
+};
+
+struct core_action {
+    enum core_action_type type;
+    uint32_t duck;
+    uint64_t id;
+};
+
+struct core_conf {
+    uint64_t heartbeat_ns;
+    uint64_t start_timeout_ns; /* a duck that says nothing for so long after its start is started again */
+    enum msg_dtype partials;   /* default of sessions */
+    bool persistent_judge;     /* no: every session is one-shot */
+};
+
+struct core {
+    struct core_conf conf;
+    struct core_duck ducks[CORE_DUCKS_MAX];
+    uint32_t duck_count;
+    struct core_model models[CORE_MODELS_MAX];
+    struct core_job jobs[CORE_JOBS_MAX];
+    struct core_session sessions[CORE_SESSIONS_MAX];
+    struct core_drop drops[CORE_DROPS_MAX];
+    uint64_t next_id; /* of jobs, sessions, steps and drops: one number line, so that a log line is unambiguous */
+    uint64_t started_ns;
+    uint64_t ticked_ns;
+    bool stopping;
+    struct core_action *actions; /* owned ring */
+    size_t action_first, action_count, action_capacity;
+};
+
+struct core *core_new(const struct core_conf *conf); /* NULL: out of memory */
+void core_free(struct core *core);
+CLEANUP_DEFINE(struct core *, core_free);
+
+/* The oldest action not yet taken; false when there is none. */
+bool core_next_action(struct core *core, struct core_action *ret_action);
+
+/* ---- events: fleet ---- */
+
+int core_duck_add(struct core *core, const char *name, bool spare, struct err *err);
+void core_start(struct core *core, uint64_t now);
+void core_tick(struct core *core, uint64_t now); /* a few times a second */
+void core_stop(struct core *core, uint64_t now); /* running loads are cancelled, sessions fail, nothing is started any more */
+/* Link is up, versions agree, slots is what its header holds (copied). */
+void core_duck_up(struct core *core, uint64_t now, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots,
+                  size_t slot_count);
+void core_duck_lost(struct core *core, uint64_t now, uint32_t duck, const char *reason);
+void core_duck_heard(struct core *core, uint64_t now, uint32_t duck);
+void core_duck_pong(struct core *core, uint64_t now, uint32_t duck, uint64_t rtt_ns);
+
+/* ---- events: models and jobs ---- */
+
+int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err);
+/* A model that was registered before fp9d started: loads when ducks are there. */
+int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err);
+int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t layer, uint64_t *ret_job, struct err *err);
+/* Takes arch. The checkpoint is only read during the call. */
+void core_load_opened(struct core *core, uint64_t now, uint64_t job, struct arch *arch, const struct checkpoint *checkpoint);
+void core_load_open_failed(struct core *core, uint64_t now, uint64_t job, const struct err *err);
+void core_stream_progress(struct core *core, uint64_t job, uint64_t read_bytes, uint64_t sent_bytes);
+/* All slots were sent (err NULL), or not. Slots still unanswered may follow. */
+void core_stream_ended(struct core *core, uint64_t now, uint64_t job, const struct err *err);
+void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct msg_slot *slot);
+void core_slot_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t job, const struct err *err);
+int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);
+/* *ret_drop is 0 when nothing has to be dropped. */
+int core_unload(struct core *core, uint64_t now, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err);
+/* model or duck may be NULL; both NULL: all. */
+int core_invalidate(struct core *core, uint64_t now, const char *model, const char *duck, uint64_t *ret_drop, struct err *err);
+void core_dropped(struct core *core, uint64_t now, uint32_t duck, uint64_t drop, uint64_t freed_bytes);
+void core_drop_release(struct core *core, uint64_t drop);
+
+struct core_job *core_job_find(struct core *core, uint64_t id);
+struct core_model *core_model_find(struct core *core, const char *name);
+struct core_drop *core_drop_find(struct core *core, uint64_t id);
+uint32_t core_duck_find(const struct core *core, const char *name); /* CORE_NONE */
+bool core_job_over(const struct core_job *job);
+
+/* ---- events: sessions and steps ---- */
+
+struct core_session_request {
+    uint64_t client;
+    const char *model;
+    uint32_t max_tokens;
+    bool partials_given;
+    enum msg_dtype partials;
+    enum msg_dtype output;
+    bool one_shot;
+};
+int core_session_open(struct core *core, uint64_t now, const struct core_session_request *request, uint64_t *ret_session, struct err *err);
+void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_t session);
+void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, const struct err *err);
+void core_session_close(struct core *core, uint64_t session);
+struct core_session *core_session_find(struct core *core, uint64_t id);
+/* Everything that is not about tensor contents is checked here. pairs = (token, expert) pairs with an expert. */
+int core_step_submit(struct core *core, uint64_t now, uint64_t session, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
+                     struct err *err);
+void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct msg_step_done *done);
+void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct err *err);
+/* The edges have added up a chunk and written y. */
+void core_step_summed(struct core *core, uint64_t now, uint64_t session);
+/* rank of a duck in a session, CORE_NONE when it has none. */
+uint32_t core_session_rank(const struct core_session *session, uint32_t duck);
+
+/* ---- reading ---- */
+
+const char *core_state_text(const struct core *core); /* starting ready degraded recovering */
+const char *core_duck_state_text(enum core_duck_state state);
+const char *core_model_state_text(enum core_model_state state);
+const char *core_job_state_text(enum core_job_state state);
+double core_job_progress(const struct core_job *job); /* 0 .. 1 */
+
+/* ---- between core*.c only ---- */
+
+void core_push(struct core *core, enum core_action_type type, uint32_t duck, uint64_t id);
+void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck);
+void core_model_reconcile(struct core *core, uint64_t now, uint32_t model);
+void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck);
+void core_session_model_ready(struct core *core, uint32_t model);
+void core_job_start_queued(struct core *core);
+void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err);
+int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
+const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
+bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
+int core_assign(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t tp, uint32_t *ret_duck_of_rank, struct err *err);
+void core_session_model_gone(struct core *core, uint64_t now, uint32_t model, const struct err *err);
+void core_drop_duck_lost(struct core *core, uint32_t duck);
+void core_err_duck_lost(const struct core *core, uint32_t duck, const char *phase, uint32_t layer, struct err *err);
+
+#endif

@@ -1,0 +1,108 @@
+/* PURE. The job table: queued, running, over; finished ones are kept for a while. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/core.h"
+
+bool core_job_over(const struct core_job *job)
+{
+    return job->state != CORE_JOB_QUEUED && job->state != CORE_JOB_RUNNING;
+}
+
+struct core_job *core_job_find(struct core *core, uint64_t id)
+{
+    for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
+        if (core->jobs[i].used && core->jobs[i].id == id)
+            return &core->jobs[i];
+    return NULL;
+}
+
+int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err)
+{
+    struct core_job *job = NULL;
+    for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
+        struct core_job *other = &core->jobs[i];
+        if (!other->used) {
+            job = other;
+            break;
+        }
+        if (core_job_over(other) && !other->streaming && (!job || other->id < job->id))
+            job = other;
+    }
+    if (!job)
+        return err_set(err, -EBUSY, ERR_BUSY, "%d jobs are running or queued, which is the limit", CORE_JOBS_MAX);
+    free(job->missing);
+    *job = (struct core_job){
+        .used = true,
+        .id = core->next_id++,
+        .kind = kind,
+        .model = model,
+        .layer = CORE_NONE,
+        .state = CORE_JOB_QUEUED,
+        .queued_ns = now,
+    };
+    memcpy(job->model_name, core->models[model].name, sizeof job->model_name);
+    core->models[model].job = job->id;
+    *ret_job = job;
+    return 0;
+}
+
+/* While ducks are starting for the first time nobody knows what the fleet is; jobs wait that out. */
+void core_job_start_queued(struct core *core)
+{
+    for (uint32_t i = 0; i < core->duck_count; i++)
+        if (core->ducks[i].state == CORE_DUCK_CONNECTING)
+            return;
+    for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
+        struct core_job *job = &core->jobs[i];
+        if (!job->used || job->state != CORE_JOB_QUEUED)
+            continue;
+        job->state = CORE_JOB_RUNNING;
+        job->phase = CORE_PHASE_OPEN;
+        core_push(core, CORE_ACT_OPEN, CORE_NONE, job->id);
+    }
+}
+
+void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err)
+{
+    job->state = state;
+    job->phase = CORE_PHASE_END;
+    job->ended_ns = now;
+    if (err)
+        err_copy(&job->err, err);
+    if (core->models[job->model].job == job->id)
+        core->models[job->model].job = 0;
+    if (job->streaming)
+        core_push(core, CORE_ACT_STREAM_CANCEL, CORE_NONE, job->id);
+    core_push(core, CORE_ACT_JOB_CHANGED, CORE_NONE, job->id);
+}
+
+int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *err)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job)
+        return err_set(err, -ENOENT, ERR_NO_SUCH, "job %" PRIu64 ": there is none of that number", id);
+    if (core_job_over(job))
+        return err_set(err, -EALREADY, ERR_BAD_REQUEST, "job %" PRIu64 " is %s already", id, core_job_state_text(job->state));
+    struct core_model *model = &core->models[job->model];
+    struct err cancelled = {0};
+    err_set(&cancelled, -ECANCELED, ERR_CANCELLED, "job %" PRIu64 " (%s of %s) was cancelled", id, job->kind, model->name);
+    if (model->state != CORE_MODEL_READY) {
+        model->state = CORE_MODEL_FAILED;
+        err_copy(&model->error, &cancelled);
+    }
+    core_job_end(core, now, job, CORE_JOB_CANCELLED, &cancelled);
+    return 0;
+}
+
+double core_job_progress(const struct core_job *job)
+{
+    if (job->state == CORE_JOB_DONE)
+        return 1.0;
+    if (!job->total_bytes)
+        return 0.0;
+    double progress = (double)job->read_bytes / (double)job->total_bytes;
+    return progress < 1.0 ? progress : 1.0;
+}

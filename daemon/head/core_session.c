@@ -1,0 +1,224 @@
+/* PURE. Sessions: opened on every rank of a model, reopened when a duck comes back, closed with their client or model. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/core.h"
+#include "kernels/kernels.h"
+
+struct core_session *core_session_find(struct core *core, uint64_t id)
+{
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++)
+        if (core->sessions[i].used && core->sessions[i].id == id)
+            return &core->sessions[i];
+    return NULL;
+}
+
+uint32_t core_session_rank(const struct core_session *session, uint32_t duck)
+{
+    for (uint32_t rank = 0; rank < session->tp; rank++)
+        if (session->duck_of_rank[rank] == duck)
+            return rank;
+    return CORE_NONE;
+}
+
+static void session_free(struct core_session *session)
+{
+    free(session->ranks);
+    free(session->duck_of_rank);
+    free(session->step.answered);
+    *session = (struct core_session){0};
+}
+
+static void open_rank(struct core *core, struct core_session *session, uint32_t rank)
+{
+    session->ranks[rank] = CORE_RANK_OPENING;
+    core_push(core, CORE_ACT_SESSION_OPEN, session->duck_of_rank[rank], session->id);
+}
+
+static uint32_t chunk_of(uint32_t max_tokens, uint32_t tp, uint32_t hidden)
+{
+    uint64_t chunk = CORE_CHUNK_BYTES / ((uint64_t)tp * hidden * sizeof(float));
+    if (chunk > CORE_CHUNK_TOKENS_MAX)
+        chunk = CORE_CHUNK_TOKENS_MAX;
+    if (chunk > max_tokens)
+        chunk = max_tokens;
+    return chunk ? (uint32_t)chunk : 1;
+}
+
+static int not_ready(const struct core_model *model, struct err *err)
+{
+    if (model->error.code) {
+        err_copy(err, &model->error);
+        return err ? err->code : -EAGAIN;
+    }
+    err_set(err, -EAGAIN, ERR_NOT_READY, "model %s is %s", model->name, core_model_state_text(model->state));
+    err_value_str(err, "model", model->name);
+    err_value_str(err, "state", core_model_state_text(model->state));
+    return -EAGAIN;
+}
+
+int core_session_open(struct core *core, uint64_t now, const struct core_session_request *request, uint64_t *ret_session, struct err *err)
+{
+    (void)now;
+    const struct core_model *model = core_model_find(core, request->model);
+    if (!model) {
+        err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded", request->model);
+        err_value_str(err, "model", request->model);
+        return -ENOENT;
+    }
+    if (model->state != CORE_MODEL_READY)
+        return not_ready(model, err);
+    if (!request->max_tokens || request->max_tokens > WIRE_STEP_TOKENS_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "max_tokens %u: must be 1 to %u", request->max_tokens, WIRE_STEP_TOKENS_MAX);
+    struct core_session *session = NULL;
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX && !session; i++)
+        if (!core->sessions[i].used)
+            session = &core->sessions[i];
+    if (!session)
+        return err_set(err, -EBUSY, ERR_BUSY, "%d sessions are open, which is the limit", CORE_SESSIONS_MAX);
+    uint32_t tp = model->plan->tp;
+    *session = (struct core_session){
+        .used = true,
+        .id = core->next_id++,
+        .client = request->client,
+        .model = (uint32_t)(model - core->models),
+        .tp = tp,
+        .max_tokens = request->max_tokens,
+        .top_k_max = model->arch->experts ? KERNELS_TOP_K_MAX : 0,
+        .chunk_max = chunk_of(request->max_tokens, tp, model->arch->hidden),
+        .partials = request->partials_given ? request->partials : core->conf.partials,
+        .output = request->output,
+        .one_shot = request->one_shot || !core->conf.persistent_judge,
+        .ranks = calloc(tp, sizeof *session->ranks),
+        .duck_of_rank = calloc(tp, sizeof *session->duck_of_rank),
+        .step.answered = calloc(tp, sizeof *session->step.answered),
+    };
+    memcpy(session->key, model->key, DIGEST_SIZE);
+    if (!session->ranks || !session->duck_of_rank || !session->step.answered) {
+        session_free(session);
+        return err_no_memory(err, "session", tp * sizeof *session->ranks);
+    }
+    memcpy(session->duck_of_rank, model->duck_of_rank, tp * sizeof *session->duck_of_rank);
+    for (uint32_t rank = 0; rank < tp; rank++)
+        open_rank(core, session, rank);
+    *ret_session = session->id;
+    return 0;
+}
+
+void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_t id)
+{
+    (void)now;
+    struct core_session *session = core_session_find(core, id);
+    uint32_t rank = session ? core_session_rank(session, duck) : CORE_NONE;
+    if (rank == CORE_NONE || session->ranks[rank] != CORE_RANK_OPENING)
+        return;
+    session->ranks[rank] = CORE_RANK_OPEN;
+    for (uint32_t r = 0; r < session->tp; r++)
+        if (session->ranks[r] != CORE_RANK_OPEN)
+            return;
+    if (!session->announced && !session->err.code) {
+        session->announced = true;
+        core_push(core, CORE_ACT_SESSION_READY, CORE_NONE, id);
+    }
+}
+
+static void step_fail(struct core *core, struct core_session *session, const struct err *err)
+{
+    if (!session->step.running)
+        return;
+    session->step.running = false;
+    err_copy(&session->step.err, err);
+    core_push(core, CORE_ACT_STEP_FAILED, CORE_NONE, session->id);
+}
+
+/* The session's client gets err, now or with its next step. */
+static void session_fail(struct core *core, struct core_session *session, const struct err *err)
+{
+    step_fail(core, session, err);
+    if (session->announced || session->err.code)
+        return;
+    err_copy(&session->err, err);
+    core_push(core, CORE_ACT_SESSION_FAILED, CORE_NONE, session->id);
+}
+
+void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, const struct err *err)
+{
+    (void)now;
+    struct core_session *session = core_session_find(core, id);
+    uint32_t rank = session ? core_session_rank(session, duck) : CORE_NONE;
+    if (rank == CORE_NONE)
+        return;
+    session->ranks[rank] = CORE_RANK_CLOSED;
+    struct err named = *err;
+    err_prefix(&named, "duck %s", core->ducks[duck].name);
+    err_value_str(&named, "duck", core->ducks[duck].name);
+    session_fail(core, session, &named);
+}
+
+static void close_ranks(struct core *core, struct core_session *session)
+{
+    for (uint32_t rank = 0; rank < session->tp; rank++) {
+        if (session->ranks[rank] != CORE_RANK_CLOSED && core->ducks[session->duck_of_rank[rank]].state == CORE_DUCK_UP)
+            core_push(core, CORE_ACT_SESSION_CLOSE, session->duck_of_rank[rank], session->id);
+        session->ranks[rank] = CORE_RANK_CLOSED;
+    }
+}
+
+void core_session_close(struct core *core, uint64_t id)
+{
+    struct core_session *session = core_session_find(core, id);
+    if (!session)
+        return;
+    close_ranks(core, session);
+    core_push(core, CORE_ACT_SESSION_GONE, CORE_NONE, id);
+    session_free(session);
+}
+
+void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck)
+{
+    (void)now;
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
+        struct core_session *session = &core->sessions[i];
+        uint32_t rank = session->used ? core_session_rank(session, duck) : CORE_NONE;
+        if (rank == CORE_NONE)
+            continue;
+        session->ranks[rank] = CORE_RANK_CLOSED;
+        struct err err = {0};
+        if (session->step.running)
+            core_err_duck_lost(core, duck, session->step.prefill ? "prefill" : "decode", session->step.layer, &err);
+        else
+            core_err_duck_lost(core, duck, "session.open", CORE_NONE, &err);
+        session_fail(core, session, &err);
+    }
+}
+
+void core_session_model_ready(struct core *core, uint32_t index)
+{
+    const struct core_model *model = &core->models[index];
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
+        struct core_session *session = &core->sessions[i];
+        if (!session->used || session->model != index || memcmp(session->key, model->key, DIGEST_SIZE) != 0 || session->err.code)
+            continue;
+        for (uint32_t rank = 0; rank < session->tp; rank++) {
+            bool moved = session->duck_of_rank[rank] != model->duck_of_rank[rank];
+            session->duck_of_rank[rank] = model->duck_of_rank[rank];
+            if (moved || session->ranks[rank] == CORE_RANK_CLOSED)
+                open_rank(core, session, rank);
+        }
+    }
+}
+
+void core_session_model_gone(struct core *core, uint64_t now, uint32_t index, const struct err *err)
+{
+    (void)now;
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
+        struct core_session *session = &core->sessions[i];
+        if (!session->used || session->model != index)
+            continue;
+        session_fail(core, session, err);
+        close_ranks(core, session);
+        err_copy(&session->err, err); /* the answer to whatever its client tries next */
+    }
+}

@@ -1,0 +1,147 @@
+/* PURE. Steps: one layer call of one session, sent to every rank in chunks of tokens, gathered, added up. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/head/core.h"
+#include "kernels/kernels.h"
+
+static int check(const struct core *core, const struct core_session *session, uint32_t layer, uint32_t tokens, uint32_t top_k,
+                 struct err *err)
+{
+    const struct core_model *model = &core->models[session->model];
+    if (session->err.code) {
+        err_copy(err, &session->err);
+        return err ? err->code : -EAGAIN;
+    }
+    if (session->step.running)
+        return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": a step of it is running; one at a time", session->id);
+    if (layer >= model->arch->layers) {
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", layer, model->name, model->arch->layers - 1);
+        err_value_int(err, "layer", layer);
+        err_value_int(err, "layers", model->arch->layers);
+        return -EINVAL;
+    }
+    if (tokens > session->max_tokens) {
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "tokens %u: session %" PRIu64 " was opened for at most %u", tokens, session->id,
+                session->max_tokens);
+        err_value_int(err, "tokens", tokens);
+        err_value_int(err, "max_tokens", session->max_tokens);
+        return -EINVAL;
+    }
+    bool moe = model->arch->layer_is_moe[layer];
+    if (moe && (!top_k || top_k > session->top_k_max)) {
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is a MoE layer: topk_ids must hold 1 to %u experts a token, not %u", layer,
+                session->top_k_max, top_k);
+        err_value_int(err, "top_k", top_k);
+        return -EINVAL;
+    }
+    if (!moe && top_k)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is dense: it takes no topk_ids and topk_weights", layer);
+    for (uint32_t rank = 0; rank < session->tp; rank++) {
+        uint32_t duck = session->duck_of_rank[rank];
+        if (core->ducks[duck].state != CORE_DUCK_UP) {
+            core_err_duck_lost(core, duck, "decode", layer, err);
+            return err ? err->code : -EHOSTDOWN;
+        }
+        if (session->ranks[rank] == CORE_RANK_CLOSED) {
+            err_set(err, -EAGAIN, ERR_NOT_READY, "model %s is %s: duck %s is being prepared again", model->name,
+                    core_model_state_text(model->state), core->ducks[duck].name);
+            err_value_str(err, "duck", core->ducks[duck].name);
+            return -EAGAIN;
+        }
+    }
+    return 0;
+}
+
+static void send_chunk(struct core *core, uint64_t now, struct core_session *session)
+{
+    struct core_step *step = &session->step;
+    uint32_t left = step->tokens - step->chunk_first;
+    step->chunk_tokens = left < session->chunk_max ? left : session->chunk_max;
+    step->id = core->next_id++;
+    step->waiting = session->tp;
+    memset(step->answered, 0, session->tp * sizeof *step->answered);
+    step->chunk_started_ns = now;
+    step->chunk_duck_max_ns = 0;
+    core_push(core, CORE_ACT_STEP_CHUNK, CORE_NONE, session->id);
+}
+
+int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
+                     struct err *err)
+{
+    struct core_session *session = core_session_find(core, id);
+    if (!session)
+        return err_set(err, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 ": there is none of that number", id);
+    int r = check(core, session, layer, tokens, top_k, err);
+    if (r < 0)
+        return r;
+    bool *answered = session->step.answered;
+    session->step = (struct core_step){
+        .running = true, .layer = layer, .tokens = tokens, .top_k = top_k, .prefill = prefill, .answered = answered};
+    if (tokens)
+        send_chunk(core, now, session);
+    else {
+        session->step.running = false;
+        core_push(core, CORE_ACT_STEP_DONE, CORE_NONE, id);
+    }
+    return 0;
+}
+
+/* The rank that answers a step that is still wanted, or CORE_NONE: an answer to an older step, or a second one, is dropped. */
+static uint32_t answering_rank(struct core_session *session, uint32_t duck, uint64_t step)
+{
+    if (!session || !session->step.running || session->step.id != step)
+        return CORE_NONE;
+    uint32_t rank = core_session_rank(session, duck);
+    return rank != CORE_NONE && !session->step.answered[rank] ? rank : CORE_NONE;
+}
+
+void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct msg_step_done *done)
+{
+    struct core_session *session = core_session_find(core, id);
+    uint32_t rank = answering_rank(session, duck, step_id);
+    if (rank == CORE_NONE)
+        return;
+    struct core_step *step = &session->step;
+    step->answered[rank] = true;
+    step->params += done->params;
+    step->weight_bytes += done->weight_bytes;
+    if (done->duck_time_ns > step->chunk_duck_max_ns)
+        step->chunk_duck_max_ns = done->duck_time_ns;
+    if (--step->waiting)
+        return;
+    step->judge_wait_ns += now - step->chunk_started_ns;
+    step->duck_max_ns += step->chunk_duck_max_ns;
+    step->chunks++;
+    core_push(core, CORE_ACT_STEP_SUM, CORE_NONE, id);
+}
+
+void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct err *err)
+{
+    (void)now;
+    struct core_session *session = core_session_find(core, id);
+    if (answering_rank(session, duck, step_id) == CORE_NONE)
+        return;
+    session->step.running = false;
+    err_copy(&session->step.err, err);
+    err_prefix(&session->step.err, "duck %s", core->ducks[duck].name);
+    err_value_str(&session->step.err, "duck", core->ducks[duck].name);
+    core_push(core, CORE_ACT_STEP_FAILED, CORE_NONE, id);
+}
+
+void core_step_summed(struct core *core, uint64_t now, uint64_t id)
+{
+    struct core_session *session = core_session_find(core, id);
+    if (!session || !session->step.running)
+        return;
+    struct core_step *step = &session->step;
+    step->chunk_first += step->chunk_tokens;
+    if (step->chunk_first < step->tokens) {
+        send_chunk(core, now, session);
+        return;
+    }
+    step->running = false;
+    session->steps_done++;
+    core_push(core, CORE_ACT_STEP_DONE, CORE_NONE, id);
+}
