@@ -82,7 +82,8 @@ static const struct schema_param session_params[] = {
 static const struct schema_param step_params[] = {
     INT("layer", REQUIRED, 0, LAYER_MAX, "index of the layer, from 0"),
     INT("session", REQUIRED, 1, SESSION_MAX, "id of the session"),
-    INT("tokens", REQUIRED, 1, TOKENS_MAX, "T, rows of x; at most the session's max_tokens"),
+    INT("tokens", REQUIRED, 0, TOKENS_MAX, "T, rows of x; at most the session's max_tokens"),
+    INT("top_k", OPTIONAL, 1, 64, "columns of topk_ids; the session's top_k_max when left out (with b64: by the length)"),
     TENSOR("topk_ids", OPTIONAL, ids_dtypes, "I32 [T, top_k], -1 is an empty slot; left out for a dense layer"),
     TENSOR("topk_weights", OPTIONAL, weights_dtypes, "F32 [T, top_k]; left out for a dense layer"),
     TENSOR("x", REQUIRED, x_dtypes, "BF16 [T, hidden_size]"),
