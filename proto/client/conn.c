@@ -1,0 +1,271 @@
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "proto/base/cleanup.h"
+#include "proto/client/core.h"
+
+#define READ_BYTES 65536
+
+int error_give(struct fp9_error *error, const struct err *err)
+{
+    if (error) {
+        *error = (struct fp9_error){.code = err->code};
+        snprintf(error->name, sizeof error->name, "%s", err_name_text(err->name));
+        snprintf(error->message, sizeof error->message, "%s", err->message);
+        snprintf(error->values, sizeof error->values, "{%s}", err->values);
+    }
+    return err->code;
+}
+
+static int connect_to(const char *path, int *ret_fd, struct err *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path)
+        return err_set(err, -ENAMETOOLONG, ERR_BAD_REQUEST, "socket %s: %zu bytes, a socket's path has at most %zu", path, strlen(path),
+                       sizeof address.sun_path - 1);
+    strcpy(address.sun_path, path);
+    _cleanup_(closep) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return err_errno(err, "socket");
+    int r;
+    do
+        r = connect(fd, (struct sockaddr *)&address, sizeof address);
+    while (r < 0 && errno == EINTR);
+    if (r < 0) {
+        bool absent = errno == ENOENT || errno == ECONNREFUSED;
+        err_errno(err, "no fp9d at %s", path);
+        if (absent && err)
+            err->name = ERR_NOT_READY;
+        return err ? err->code : -ECONNREFUSED;
+    }
+    *ret_fd = STEAL_FD(fd);
+    return 0;
+}
+
+int fp9_adopt(int fd, struct fp9_conn **ret_conn, struct fp9_error *error)
+{
+    struct fp9_conn *conn = core_new();
+    if (!conn) {
+        struct err err = {0};
+        close(fd);
+        err_no_memory(&err, "a connection", sizeof *conn);
+        return error_give(error, &err);
+    }
+    conn->fd = fd;
+    *ret_conn = conn;
+    return 0;
+}
+
+int fp9_connect(const char *path, struct fp9_conn **ret_conn, struct fp9_error *error)
+{
+    struct err err = {0};
+    int fd = -1;
+    if (!path)
+        path = getenv("FP9_SOCKET");
+    if (!path || !*path)
+        path = FP9_SOCKET_DEFAULT;
+    if (connect_to(path, &fd, &err))
+        return error_give(error, &err);
+    return fp9_adopt(fd, ret_conn, error);
+}
+
+void fp9_close(struct fp9_conn *conn)
+{
+    core_free(conn);
+}
+
+int fp9_fd(const struct fp9_conn *conn)
+{
+    return conn->fd;
+}
+
+void fp9_on_notification(struct fp9_conn *conn, fp9_notification function, void *userdata)
+{
+    conn->on_notification = function;
+    conn->userdata = userdata;
+}
+
+static int send_some(struct fp9_conn *conn, struct err *err)
+{
+    while (conn->out.length) {
+        ssize_t n = send(conn->fd, conn->out.data, conn->out.length, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n >= 0) {
+            buf_consume(&conn->out, (size_t)n);
+        } else if (errno == EAGAIN) {
+            return 0;
+        } else if (errno == EPIPE) {
+            /* Why it was closed may still be there to read; otherwise receiving finds the end. */
+            buf_consume(&conn->out, conn->out.length);
+        } else if (errno != EINTR) {
+            return err_errno(err, "cannot send to fp9d");
+        }
+    }
+    return 0;
+}
+
+/* Room for more descriptors than one answer has, so that a surplus is seen and closed and nothing is cut. */
+union control {
+    char bytes[CMSG_SPACE(253 * sizeof(int))]; /* SCM_MAX_FD */
+    struct cmsghdr align;
+};
+
+static size_t collect_fds(struct msghdr *message, int fds[253])
+{
+    size_t count = 0;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+            if (count < 253)
+                fds[count++] = fd;
+            else
+                close(fd);
+        }
+    }
+    return count;
+}
+
+static int receive(struct fp9_conn *conn, int flags, struct err *err)
+{
+    uint8_t data[READ_BYTES];
+    union control control;
+    struct iovec part = {.iov_base = data, .iov_len = sizeof data};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    ssize_t n = recvmsg(conn->fd, &message, MSG_CMSG_CLOEXEC | flags);
+    if (n < 0) {
+        if (errno == EINTR || errno == EAGAIN)
+            return 0;
+        return err_errno(err, "cannot receive from fp9d");
+    }
+    int fds[253];
+    size_t count = collect_fds(&message, fds);
+    /* MSG_CTRUNC here means this process is out of descriptors: the answer then lacks its arena, which session.open reports. */
+    return core_input(conn, data, (size_t)n, fds, count, err);
+}
+
+/* One round of sending and receiving. Waits for input by reading when all is sent, which saves a poll() per call. */
+static int exchange(struct fp9_conn *conn, struct err *err)
+{
+    int r = send_some(conn, err);
+    if (r)
+        return r;
+    if (!conn->out.length)
+        return receive(conn, 0, err);
+    struct pollfd wait = {.fd = conn->fd, .events = POLLIN | POLLOUT};
+    if (poll(&wait, 1, -1) < 0 && errno != EINTR)
+        return err_errno(err, "poll");
+    return wait.revents & (POLLIN | POLLHUP | POLLERR) ? receive(conn, MSG_DONTWAIT, err) : 0;
+}
+
+int conn_call(struct fp9_conn *conn, const char *method, json_t *params, json_t **ret_result, int *ret_fd, struct err *err)
+{
+    uint64_t id = 0;
+    if (conn->fd < 0) {
+        json_decref(params);
+        return err_set(err, -ENOTCONN, ERR_BAD_REQUEST, "the connection has no socket");
+    }
+    int r = core_request(conn, method, params, &id, err);
+    if (r)
+        return r;
+    for (;;) {
+        r = core_answer(conn, id, ret_result, ret_fd, err);
+        if (r != -EAGAIN)
+            return r;
+        struct err reason = {0};
+        if (exchange(conn, &reason) != 0 && !conn->broken.code)
+            conn->broken = reason; /* core_answer gives it to every call */
+    }
+}
+
+static json_t *params_of(const char *text, struct err *err)
+{
+    json_error_t json_error;
+    json_t *params = text ? json_loads(text, JSON_REJECT_DUPLICATES, &json_error) : json_object();
+    if (!params) {
+        err_set(err, -EINVAL, ERR_BAD_REQUEST, "params: %s", text ? json_error.text : "out of memory");
+        return NULL;
+    }
+    if (!json_is_object(params)) {
+        json_decref(params);
+        err_set(err, -EINVAL, ERR_BAD_REQUEST, "params are no JSON object");
+        return NULL;
+    }
+    return params;
+}
+
+static int text_of(json_t *result, char **ret_text, struct err *err)
+{
+    char *text = json_dumps(result, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
+    json_decref(result);
+    if (!text)
+        return err_no_memory(err, "a result", 0);
+    *ret_text = text;
+    return 0;
+}
+
+int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char **ret_result, struct fp9_error *error)
+{
+    struct err err = {0};
+    json_t *object = params_of(params, &err), *result = NULL;
+    if (!object)
+        return error_give(error, &err);
+    int r = conn_call(conn, method, object, &result, NULL, &err);
+    if (r == 0 && ret_result)
+        r = text_of(STEAL(result), ret_result, &err);
+    json_decref(result);
+    return r ? error_give(error, &err) : 0;
+}
+
+struct fp9_conn *fp9_new(void)
+{
+    return core_new();
+}
+
+int fp9_request(struct fp9_conn *conn, const char *method, const char *params, uint64_t *ret_id, struct fp9_error *error)
+{
+    struct err err = {0};
+    json_t *object = params_of(params, &err);
+    if (!object || core_request(conn, method, object, ret_id, &err))
+        return error_give(error, &err);
+    return 0;
+}
+
+const void *fp9_output(const struct fp9_conn *conn, size_t *ret_length)
+{
+    *ret_length = conn->out.length;
+    return conn->out.data;
+}
+
+void fp9_output_sent(struct fp9_conn *conn, size_t length)
+{
+    buf_consume(&conn->out, length);
+}
+
+int fp9_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct fp9_error *error)
+{
+    struct err err = {0};
+    return core_input(conn, data, length, fds, fd_count, &err) ? error_give(error, &err) : 0;
+}
+
+int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_fd, struct fp9_error *error)
+{
+    struct err err = {0};
+    json_t *result = NULL;
+    int fd = -1, r = core_answer(conn, id, &result, &fd, &err);
+    if (r == -EAGAIN)
+        return r;
+    if (r == 0 && ret_result)
+        r = text_of(STEAL(result), ret_result, &err);
+    json_decref(result);
+    if (r == 0 && ret_fd)
+        *ret_fd = STEAL_FD(fd);
+    closep(&fd);
+    return r ? error_give(error, &err) : 0;
+}

@@ -1,0 +1,193 @@
+/* libfp9: talking to fp9d. This header is the manual; the protocol underneath is fp9-control(7).
+ *
+ * A complete call, one token through layer 1 of a model whose layer 1 is MoE:
+ *
+ *     struct fp9_error error;
+ *     struct fp9_conn *conn;
+ *     struct fp9_session *session;
+ *     if (fp9_connect(NULL, &conn, &error) < 0)
+ *         return fail(error.message);
+ *     struct fp9_session_options options = {.max_tokens = 4, .output_dtype = FP9_F32};
+ *     if (fp9_session_open(conn, "mymodel", &options, &session, &error) < 0)
+ *         return fail(error.message);
+ *     struct fp9_step step = {.layer = 1, .tokens = 1, .top_k = 2, .x = x, .topk_ids = ids, .topk_weights = weights, .y = y};
+ *     struct fp9_timing timing;
+ *     for (;;) {
+ *         ... fill x [tokens][hidden_size] BF16, ids [tokens][top_k], weights [tokens][top_k] ...
+ *         if (fp9_decode(session, &step, &timing, &error) < 0)
+ *             break;
+ *         ... y [tokens][hidden_size] is there ...
+ *     }
+ *     fp9_session_close(session, NULL);
+ *     fp9_close(conn);
+ *
+ * proto/client/examples/decode.c is that as a program.
+ *
+ * Results: functions that can fail give 0 or a negative errno and fill *error when they fail; `error` may be NULL. Outputs called ret_x
+ * are written on success only.
+ *
+ * Threads: a connection with all its sessions belongs to one thread at a time; different connections are independent.
+ * Signals: the library raises no SIGPIPE, installs no handler and continues calls that a signal interrupts.
+ * I/O: the functions under "Without I/O" touch no file descriptor; all others say what they do. */
+#ifndef FP9_H
+#define FP9_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#pragma GCC visibility push(default)
+
+#define FP9_SOCKET_DEFAULT "/run/fp9d/control.sock"
+
+struct fp9_error {
+    int code;           /* negative errno. -ENOENT and -ECONNREFUSED from fp9_connect: no fp9d there */
+    char name[32];      /* "BAD_SHAPE"; the names are listed in fp9-control(7) */
+    char message[1024]; /* one sentence */
+    char values[1032];  /* the numbers and names of the sentence, the text of a JSON object, "{}" when there are none */
+};
+
+/* ---- Connection ---- */
+
+struct fp9_conn;
+
+/* Connects to the socket at `path`; NULL: the environment's FP9_SOCKET, else FP9_SOCKET_DEFAULT. */
+int fp9_connect(const char *path, struct fp9_conn **ret_conn, struct fp9_error *error);
+/* Takes over a connected stream socket (also on failure it is closed). */
+int fp9_adopt(int fd, struct fp9_conn **ret_conn, struct fp9_error *error);
+/* Closes; sessions still open end with it, and their struct fp9_session must not be used afterwards, but with fp9_session_close().
+ * NULL is allowed. */
+void fp9_close(struct fp9_conn *conn);
+int fp9_fd(const struct fp9_conn *conn); /* for poll(); -1 for fp9_new() */
+
+/* Calls a method and waits for its answer. `params` is the text of a JSON object or NULL for {}. *ret_result is the text of the result,
+ * free() it; ret_result may be NULL. Memory files that come with the answer are closed: use fp9_session_open() for session.open. */
+int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char **ret_result, struct fp9_error *error);
+
+/* Called for each notification that arrives while any function of this library reads from the connection. `params` lives until it
+ * returns. It must not call anything on this connection. */
+typedef void (*fp9_notification)(void *userdata, const char *method, const char *params);
+void fp9_on_notification(struct fp9_conn *conn, fp9_notification function, void *userdata);
+
+/* ---- Sessions ---- */
+
+enum fp9_dtype {
+    FP9_DEFAULT, /* let fp9d choose; no type of a tensor */
+    FP9_BF16,
+    FP9_F32,
+    FP9_I32,
+    FP9_OTHER,   /* in files only: a type that is not one of these */
+};
+
+struct fp9_session;
+
+struct fp9_session_options {
+    uint32_t max_tokens;         /* largest step, 1 to 4096 */
+    enum fp9_dtype partials;     /* FP9_BF16, FP9_F32 or FP9_DEFAULT: what ranks send back */
+    enum fp9_dtype output_dtype; /* FP9_BF16, FP9_F32 or FP9_DEFAULT (= FP9_BF16): type of y */
+    bool one_shot;               /* a fresh kernel run for each step; slower, the fallback of the persistent judge */
+};
+
+/* Opens a session and maps its arena, memory that fp9d shares with this process. `options` is not kept. */
+int fp9_session_open(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, struct fp9_session **ret_session,
+                     struct fp9_error *error);
+/* Tells fp9d, unmaps and frees. The memory is freed whatever is returned. NULL is allowed. */
+int fp9_session_close(struct fp9_session *session, struct fp9_error *error);
+
+void *fp9_session_arena(struct fp9_session *session);
+size_t fp9_session_arena_size(const struct fp9_session *session);        /* bytes */
+uint32_t fp9_session_hidden_size(const struct fp9_session *session);
+uint32_t fp9_session_top_k_max(const struct fp9_session *session);       /* 0: no layer is MoE */
+enum fp9_dtype fp9_session_output_dtype(const struct fp9_session *session);
+
+/* Places in the arena that never overlap, for steps of up to max_tokens. A caller that fills them in place saves a copy. */
+struct fp9_places {
+    uint16_t *x;         /* [max_tokens][hidden_size] BF16 */
+    int32_t *topk_ids;   /* [max_tokens][top_k_max] */
+    float *topk_weights; /* [max_tokens][top_k_max] */
+    void *y;             /* [max_tokens][hidden_size], output_dtype */
+};
+void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_places);
+
+/* One layer call. An input that is its place of fp9_session_places() is used where it is, any other is copied there. */
+struct fp9_step {
+    uint32_t layer;            /* index from 0 */
+    uint32_t tokens;           /* 1 to max_tokens */
+    uint32_t top_k;            /* columns of topk_ids and topk_weights; at most top_k_max, and equal to it when they are in place. 0: dense layer */
+    const uint16_t *x;         /* [tokens][hidden_size], BF16 bit patterns */
+    const int32_t *topk_ids;   /* [tokens][top_k]; -1: empty slot */
+    const float *topk_weights; /* [tokens][top_k] */
+    void *y;                   /* [tokens][hidden_size] in output_dtype; NULL: leave the output in its place in the arena */
+};
+
+struct fp9_timing {
+    double job_time_us;    /* this call, as the caller sees it */
+    double judge_wait_us;  /* fp9d: first byte out to last result in */
+    double duck_max_us;    /* longest kernel time over the ranks */
+    double judge_gap_us;   /* judge_wait - duck_max */
+    double judge_ratio;    /* judge_wait / duck_max; NaN when that is not defined */
+    uint64_t params;       /* weights applied, without padding */
+    uint64_t weight_bytes; /* bytes of weights the ducks read for them */
+    uint64_t tiles;        /* prefill: weight tiles run through; 0 when not given */
+    double avg_tile_batch; /* prefill: tokens per tile; NaN when not given */
+};
+
+/* Few tokens (decode) or many (prefill) through one layer; the same bits either way. `timing` may be NULL. */
+int fp9_decode(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error);
+int fp9_prefill(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error);
+
+/* ---- Tensor files (safetensors) ---- */
+
+#define FP9_TENSOR_DIMS 8
+
+struct fp9_tensor {
+    const char *name;
+    enum fp9_dtype dtype;
+    uint32_t dims;
+    uint64_t shape[FP9_TENSOR_DIMS];
+    const void *data; /* row-major, little-endian */
+};
+
+struct fp9_tensors;
+
+/* Opens a file and reads its table of contents. */
+int fp9_tensors_open(const char *path, struct fp9_tensors **ret_tensors, struct fp9_error *error);
+void fp9_tensors_free(struct fp9_tensors *tensors); /* with all data read from it; NULL is allowed */
+bool fp9_tensors_has(const struct fp9_tensors *tensors, const char *name);
+/* Reads a tensor, which must have this type and number of dimensions; name and data live as long as `tensors`. */
+int fp9_tensors_read(struct fp9_tensors *tensors, const char *name, enum fp9_dtype dtype, uint32_t dims, struct fp9_tensor *ret_tensor,
+                     struct fp9_error *error);
+/* Writes a file whole or not at all: into a temporary name beside it, then renamed. Tensors of FP9_BF16, FP9_F32, FP9_I32. */
+int fp9_tensors_write(const char *path, const struct fp9_tensor *tensors, size_t count, struct fp9_error *error);
+
+/* ---- Without I/O: for event loops ----
+ *
+ * fp9_request() queues; send what fp9_output() shows and say how much went out; give what arrives to fp9_input(); ask fp9_answer().
+ * The functions above are these with a socket around them and may be mixed with them on a connection that has one. */
+
+/* A connection without a socket. NULL when out of memory. */
+struct fp9_conn *fp9_new(void);
+
+/* Queues a call. *ret_id is for fp9_answer(). -EBUSY while 64 calls are unanswered. */
+int fp9_request(struct fp9_conn *conn, const char *method, const char *params, uint64_t *ret_id, struct fp9_error *error);
+/* Bytes to be sent, valid until the next call on `conn`; *ret_length 0: none. */
+const void *fp9_output(const struct fp9_conn *conn, size_t *ret_length);
+void fp9_output_sent(struct fp9_conn *conn, size_t length);
+/* Takes bytes that arrived, with the descriptors that arrived with them (theirs from now on). length 0 means end of file.
+ * A failure is final for the connection: every call not answered yet fails with it. */
+int fp9_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct fp9_error *error);
+/* -EAGAIN (error untouched) while there is no answer; otherwise the call is over: result, or its error. *ret_fd: the descriptor that came
+ * with the answer to a session.open, -1 for others; with ret_fd NULL it is closed. */
+int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_fd, struct fp9_error *error);
+
+#pragma GCC visibility pop
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
