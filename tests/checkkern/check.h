@@ -1,0 +1,82 @@
+/* checkkern: what its checks share. A check says what it compared; the program counts, and ends with 77 when no tier could be compared. */
+#ifndef FP9_TESTS_CHECKKERN_CHECK_H
+#define FP9_TESTS_CHECKKERN_CHECK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "kernels/tiers.h"
+
+/* ---- random numbers: splitmix64 --------------------------------------------------------------- */
+
+struct check_random {
+    uint64_t state;
+};
+
+uint64_t check_u64(struct check_random *random);
+uint32_t check_below(struct check_random *random, uint32_t n); /* 0 .. n - 1 */
+float check_float(struct check_random *random);               /* about -1 .. 1, never 0 */
+
+/* ---- verdicts --------------------------------------------------------------------------------- */
+
+extern unsigned check_compared; /* comparisons between tiers */
+extern unsigned check_failed;
+
+/* Prints the sentence and counts a failure. */
+void check_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* memcmp; on a difference says where. */
+bool check_same(const char *what, const char *tier, const void *have, const void *want, size_t bytes);
+
+/* The tiers above the reference that this CPU has; false when there is no i-th. */
+bool check_tier(size_t i, const struct tiers_variant **ret_variant);
+
+/* Memory between guard bytes; the contents begin as poison, `offset` bytes past 64-byte alignment. */
+struct check_guarded {
+    uint8_t *base, *data;
+    size_t bytes, total;
+};
+struct check_guarded check_guarded_new(size_t bytes, size_t offset);
+/* False when a byte outside was written. Frees. */
+bool check_guarded_free(struct check_guarded *guarded);
+
+/* ---- a layer with random weights -------------------------------------------------------------- */
+
+struct check_shape {
+    uint32_t hidden, begin, neurons, pad_to;
+    uint32_t experts;        /* 0: none routed */
+    uint32_t shared_neurons; /* 0: no shared expert; its slice begins and is padded like the routed ones */
+};
+
+/* One expert as a checkpoint has it: [matrix] rows * columns codes; [tile of rows][segment] scales. */
+struct check_expert {
+    uint8_t *codes[3];
+    float *scales[3];
+};
+
+struct check_layer {
+    struct layout_mlp layout, shared_layout;
+    struct check_expert *experts; /* the shared one last */
+    uint32_t count;               /* with the shared one */
+    uint8_t *packed, *shared_packed;
+    struct kernels_layer layer; /* points into this struct */
+};
+
+/* How scales are drawn. */
+enum check_scales {
+    CHECK_SCALES_USUAL,   /* around 2^-8 */
+    CHECK_SCALES_HOSTILE, /* 0, 1e-38, 1e-23, 1e20, 2^80, negative ones */
+};
+
+void check_layer_init(struct check_layer *layer, const struct check_shape *shape, enum check_scales scales, struct check_random *random);
+void check_layer_release(struct check_layer *layer);
+
+/* ---- the checks ------------------------------------------------------------------------------- */
+
+void check_codes(void);                            /* all 256 codes, one-hot */
+void check_vectors(struct check_random *random);   /* normalise, silu, partials, pack_tile */
+void check_forward(struct check_random *random);   /* modes 0 and 1: shapes, guards, MXCSR */
+void check_special(struct check_random *random);   /* NaN, Inf, subnormals, huge, hostile scales */
+
+#endif
