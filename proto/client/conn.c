@@ -10,7 +10,7 @@
 
 #define READ_BYTES 65536
 
-int error_give(struct fp9_error *error, const struct err *err)
+int conn_error(struct fp9_error *error, const struct err *err)
 {
     if (error) {
         *error = (struct fp9_error){.code = err->code};
@@ -27,7 +27,7 @@ static int connect_to(const char *path, int *ret_fd, struct err *err)
     if (strlen(path) >= sizeof address.sun_path)
         return err_set(err, -ENAMETOOLONG, ERR_BAD_REQUEST, "socket %s: %zu bytes, a socket's path has at most %zu", path, strlen(path),
                        sizeof address.sun_path - 1);
-    strcpy(address.sun_path, path);
+    memcpy(address.sun_path, path, strlen(path) + 1);
     _cleanup_(closep) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return err_errno(err, "socket");
@@ -53,7 +53,7 @@ int fp9_adopt(int fd, struct fp9_conn **ret_conn, struct fp9_error *error)
         struct err err = {0};
         close(fd);
         err_no_memory(&err, "a connection", sizeof *conn);
-        return error_give(error, &err);
+        return conn_error(error, &err);
     }
     conn->fd = fd;
     *ret_conn = conn;
@@ -69,7 +69,7 @@ int fp9_connect(const char *path, struct fp9_conn **ret_conn, struct fp9_error *
     if (!path || !*path)
         path = FP9_SOCKET_DEFAULT;
     if (connect_to(path, &fd, &err))
-        return error_give(error, &err);
+        return conn_error(error, &err);
     return fp9_adopt(fd, ret_conn, error);
 }
 
@@ -215,12 +215,12 @@ int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char
     struct err err = {0};
     json_t *object = params_of(params, &err), *result = NULL;
     if (!object)
-        return error_give(error, &err);
+        return conn_error(error, &err);
     int r = conn_call(conn, method, object, &result, NULL, &err);
     if (r == 0 && ret_result)
         r = text_of(STEAL(result), ret_result, &err);
     json_decref(result);
-    return r ? error_give(error, &err) : 0;
+    return r ? conn_error(error, &err) : 0;
 }
 
 struct fp9_conn *fp9_new(void)
@@ -233,7 +233,7 @@ int fp9_request(struct fp9_conn *conn, const char *method, const char *params, u
     struct err err = {0};
     json_t *object = params_of(params, &err);
     if (!object || core_request(conn, method, object, ret_id, &err))
-        return error_give(error, &err);
+        return conn_error(error, &err);
     return 0;
 }
 
@@ -251,7 +251,7 @@ void fp9_output_sent(struct fp9_conn *conn, size_t length)
 int fp9_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct fp9_error *error)
 {
     struct err err = {0};
-    return core_input(conn, data, length, fds, fd_count, &err) ? error_give(error, &err) : 0;
+    return core_input(conn, data, length, fds, fd_count, &err) ? conn_error(error, &err) : 0;
 }
 
 int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_fd, struct fp9_error *error)
@@ -267,5 +267,5 @@ int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_f
     if (r == 0 && ret_fd)
         *ret_fd = STEAL_FD(fd);
     closep(&fd);
-    return r ? error_give(error, &err) : 0;
+    return r ? conn_error(error, &err) : 0;
 }

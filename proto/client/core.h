@@ -48,6 +48,6 @@ int core_answer(struct fp9_conn *conn, uint64_t id, json_t **ret_result, int *re
 int conn_call(struct fp9_conn *conn, const char *method, json_t *params, json_t **ret_result, int *ret_fd, struct err *err);
 
 /* struct err to the public form; gives err->code. */
-int error_give(struct fp9_error *error, const struct err *err);
+int conn_error(struct fp9_error *error, const struct err *err);
 
 #endif

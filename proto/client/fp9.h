@@ -80,7 +80,6 @@ enum fp9_dtype {
     FP9_BF16,
     FP9_F32,
     FP9_I32,
-    FP9_OTHER,   /* in files only: a type that is not one of these */
 };
 
 struct fp9_session;
@@ -101,14 +100,14 @@ int fp9_session_close(struct fp9_session *session, struct fp9_error *error);
 void *fp9_session_arena(struct fp9_session *session);
 size_t fp9_session_arena_size(const struct fp9_session *session);        /* bytes */
 uint32_t fp9_session_hidden_size(const struct fp9_session *session);
-uint32_t fp9_session_top_k_max(const struct fp9_session *session);       /* 0: no layer is MoE */
+uint32_t fp9_session_top_k_max(const struct fp9_session *session);       /* most columns of topk_ids; 0: no layer is MoE */
 enum fp9_dtype fp9_session_output_dtype(const struct fp9_session *session);
 
 /* Places in the arena that never overlap, for steps of up to max_tokens. A caller that fills them in place saves a copy. */
 struct fp9_places {
     uint16_t *x;         /* [max_tokens][hidden_size] BF16 */
-    int32_t *topk_ids;   /* [max_tokens][top_k_max] */
-    float *topk_weights; /* [max_tokens][top_k_max] */
+    int32_t *topk_ids;   /* room for [max_tokens][top_k_max]; a step's [tokens][top_k] stand at its beginning, packed */
+    float *topk_weights; /* likewise */
     void *y;             /* [max_tokens][hidden_size], output_dtype */
 };
 void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_places);
@@ -116,8 +115,8 @@ void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_plac
 /* One layer call. An input that is its place of fp9_session_places() is used where it is, any other is copied there. */
 struct fp9_step {
     uint32_t layer;            /* index from 0 */
-    uint32_t tokens;           /* 1 to max_tokens */
-    uint32_t top_k;            /* columns of topk_ids and topk_weights; at most top_k_max, and equal to it when they are in place. 0: dense layer */
+    uint32_t tokens;           /* at most max_tokens */
+    uint32_t top_k;            /* columns of topk_ids and topk_weights, at most top_k_max; 0: a dense layer */
     const uint16_t *x;         /* [tokens][hidden_size], BF16 bit patterns */
     const int32_t *topk_ids;   /* [tokens][top_k]; -1: empty slot */
     const float *topk_weights; /* [tokens][top_k] */

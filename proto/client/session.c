@@ -156,7 +156,7 @@ int fp9_session_open(struct fp9_conn *conn, const char *model, const struct fp9_
                      struct fp9_error *error)
 {
     struct err err = {0};
-    return session_open(conn, model, options, ret_session, &err) ? error_give(error, &err) : 0;
+    return session_open(conn, model, options, ret_session, &err) ? conn_error(error, &err) : 0;
 }
 
 int fp9_session_close(struct fp9_session *session, struct fp9_error *error)
@@ -166,7 +166,7 @@ int fp9_session_close(struct fp9_session *session, struct fp9_error *error)
     struct err err = {0};
     int r = conn_call(session->conn, "session.close", json_pack("{s:I}", "session", (json_int_t)session->id), NULL, NULL, &err);
     session_free(session);
-    return r ? error_give(error, &err) : 0;
+    return r ? conn_error(error, &err) : 0;
 }
 
 void *fp9_session_arena(struct fp9_session *session)
@@ -204,10 +204,10 @@ void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_plac
     };
 }
 
-static int check_step(const struct fp9_session *session, const struct fp9_step *step, const struct fp9_places *places, struct err *err)
+static int check_step(const struct fp9_session *session, const struct fp9_step *step, struct err *err)
 {
-    if (step->tokens < 1 || step->tokens > session->max_tokens)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "tokens: %u is out of range; the session takes 1 to %u", step->tokens,
+    if (step->tokens > session->max_tokens)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "tokens: %u is out of range; the session takes at most %u", step->tokens,
                        session->max_tokens);
     if (!step->x)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "x is missing");
@@ -216,35 +216,23 @@ static int check_step(const struct fp9_session *session, const struct fp9_step *
     if (step->top_k && (!step->topk_ids || !step->topk_weights))
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "top_k is %u, but %s is missing", step->top_k,
                        step->topk_ids ? "topk_weights" : "topk_ids");
-    bool in_place = step->topk_ids == places->topk_ids || step->topk_weights == places->topk_weights;
-    if (step->top_k && in_place && step->top_k != session->top_k_max)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "top_k: %u, but in place the arena has %u columns; fill the rest with id -1",
-                       step->top_k, session->top_k_max);
     return 0;
 }
 
-/* On the link topk_ids has top_k_max columns: fewer are filled up with empty slots, which change no bit of the result. */
-static void place_routing(const struct fp9_session *session, const struct fp9_step *step, const struct fp9_places *places)
+static void place(void *to, const void *from, size_t bytes)
 {
-    uint32_t have = step->top_k, all = session->top_k_max;
-    for (uint32_t t = 0; t < step->tokens; t++) {
-        if (step->topk_ids != places->topk_ids)
-            memcpy(places->topk_ids + (size_t)t * all, step->topk_ids + (size_t)t * have, have * sizeof(int32_t));
-        if (step->topk_weights != places->topk_weights)
-            memcpy(places->topk_weights + (size_t)t * all, step->topk_weights + (size_t)t * have, have * sizeof(float));
-        for (uint32_t k = have; k < all; k++) {
-            places->topk_ids[(size_t)t * all + k] = -1;
-            places->topk_weights[(size_t)t * all + k] = 0.0f;
-        }
-    }
+    if (to != from)
+        memcpy(to, from, bytes);
 }
 
 static json_t *step_params(const struct fp9_session *session, const struct fp9_step *step)
 {
-    json_t *params = json_pack("{s:I,s:I,s:I,s:{s:i,s:s},s:{s:I,s:s}}", "session", (json_int_t)session->id, "layer", (json_int_t)step->layer,
-                               "tokens", (json_int_t)step->tokens, "x", "offset", 0, "dtype", "BF16", "y", "offset",
-                               (json_int_t)session->y_at, "dtype", session->output_dtype == FP9_BF16 ? "BF16" : "F32");
+    json_int_t id = (json_int_t)session->id, y_at = (json_int_t)session->y_at;
+    json_t *params = json_pack("{s:I,s:I,s:I,s:{s:i,s:s},s:{s:I,s:s}}", "session", id, "layer", (json_int_t)step->layer, "tokens",
+                               (json_int_t)step->tokens, "x", "offset", 0, "dtype", "BF16", "y", "offset", y_at, "dtype",
+                               session->output_dtype == FP9_BF16 ? "BF16" : "F32");
     if (params && step->top_k) {
+        json_object_set_new(params, "top_k", json_integer(step->top_k));
         json_object_set_new(params, "topk_ids", json_pack("{s:I}", "offset", (json_int_t)session->ids_at));
         json_object_set_new(params, "topk_weights", json_pack("{s:I}", "offset", (json_int_t)session->weights_at));
     }
@@ -269,22 +257,23 @@ static int step_run(struct fp9_session *session, const char *method, const struc
     uint64_t begin = clock_now_ns();
     struct fp9_places places;
     fp9_session_places(session, &places);
-    int r = check_step(session, step, &places, err);
+    int r = check_step(session, step, err);
     if (r)
         return r;
     size_t values = (size_t)step->tokens * session->hidden_size;
-    if (step->x != places.x)
-        memcpy(places.x, step->x, values * sizeof *step->x);
-    if (step->top_k)
-        place_routing(session, step, &places);
+    place(places.x, step->x, values * sizeof *step->x);
+    if (step->top_k) {
+        place(places.topk_ids, step->topk_ids, (size_t)step->tokens * step->top_k * sizeof *step->topk_ids);
+        place(places.topk_weights, step->topk_weights, (size_t)step->tokens * step->top_k * sizeof *step->topk_weights);
+    }
     json_t *params = step_params(session, step), *result = NULL;
     if (!params)
         return err_no_memory(err, "a step", 0);
     r = conn_call(session->conn, method, params, &result, NULL, err);
     if (r)
         return r;
-    if (step->y && step->y != places.y)
-        memcpy(step->y, places.y, values * dtype_bytes(session->output_dtype));
+    if (step->y)
+        place(step->y, places.y, values * dtype_bytes(session->output_dtype));
     if (ret_timing)
         *ret_timing = (struct fp9_timing){
             .job_time_us = (double)(clock_now_ns() - begin) / 1000.0,
@@ -304,11 +293,11 @@ static int step_run(struct fp9_session *session, const char *method, const struc
 int fp9_decode(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error)
 {
     struct err err = {0};
-    return step_run(session, "decode", step, ret_timing, &err) ? error_give(error, &err) : 0;
+    return step_run(session, "decode", step, ret_timing, &err) ? conn_error(error, &err) : 0;
 }
 
 int fp9_prefill(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error)
 {
     struct err err = {0};
-    return step_run(session, "prefill", step, ret_timing, &err) ? error_give(error, &err) : 0;
+    return step_run(session, "prefill", step, ret_timing, &err) ? conn_error(error, &err) : 0;
 }

@@ -52,8 +52,8 @@ static int check(const char *text, size_t length, size_t padding, struct err *er
 int b64_decode(const char *text, size_t text_length, void *to, size_t expected, struct err *err)
 {
     if (text_length > B64_TEXT_LENGTH(B64_BYTES_MAX))
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu characters of base64, at most %d bytes may be sent so; use the arena", text_length,
-                       B64_BYTES_MAX);
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu characters of base64, at most %d bytes may be sent so; use the arena",
+                       text_length, B64_BYTES_MAX);
     if (text_length % 4 != 0)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu characters of base64, not a multiple of 4", text_length);
     size_t padding = 0;
@@ -64,7 +64,8 @@ int b64_decode(const char *text, size_t text_length, void *to, size_t expected, 
         return r;
     size_t found = text_length / 4 * 3 - padding;
     if (found > B64_BYTES_MAX)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu bytes as base64, at most %d may be sent so; use the arena", found, B64_BYTES_MAX);
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu bytes as base64, at most %d may be sent so; use the arena", found,
+                       B64_BYTES_MAX);
     if (found != expected) {
         err_set(err, -EINVAL, ERR_BAD_SHAPE, "%zu bytes, the shape needs %zu", found, expected);
         err_value_int(err, "expected", (long long)expected);

@@ -1,4 +1,5 @@
-/* Base64 (RFC 4648, with padding) for small tensors that travel inside a JSON line. Strict: no blanks, no other alphabet, no bits left over. */
+/* Base64 (RFC 4648, with padding) for small tensors that travel inside a JSON line. Strict: no blanks, no other alphabet, no bits left
+ * over. */
 #ifndef FP9_CONTROL_B64_H
 #define FP9_CONTROL_B64_H
 

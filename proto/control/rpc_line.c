@@ -87,7 +87,8 @@ int rpc_line_parse(const char *line, size_t length, json_t **ret_object, struct 
     json_error_t json_error;
     json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &json_error);
     if (!value) {
-        if (json_error_code(&json_error) == json_error_numeric_overflow && json_error.position >= 0 && (size_t)json_error.position <= length)
+        bool overflow = json_error_code(&json_error) == json_error_numeric_overflow;
+        if (overflow && json_error.position >= 0 && (size_t)json_error.position <= length)
             return number_overflow(line, (size_t)json_error.position, err);
         if (json_error_code(&json_error) == json_error_out_of_memory)
             return err_no_memory(err, "a line of JSON", length);
@@ -97,7 +98,8 @@ int rpc_line_parse(const char *line, size_t length, json_t **ret_object, struct 
         bool batch = json_is_array(value);
         json_decref(value);
         return err_set(err, -EPROTO, ERR_BAD_REQUEST,
-                       batch ? "an array: batches are not served, send one object a line" : "not an object: a request is one object a line");
+                       batch ? "an array: batches are not served, send one object a line"
+                             : "not an object: a request is one object a line");
     }
     *ret_object = value;
     return 0;

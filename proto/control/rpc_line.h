@@ -1,4 +1,5 @@
-/* One line of JSON under the protocol's limits, and params under the schema's table. Inside proto/control, and for libfp9's reading of answers. */
+/* One line of JSON under the protocol's limits, and params under the schema's table. For proto/control itself, and for libfp9's reading of
+ * answers. */
 #ifndef FP9_CONTROL_RPC_LINE_H
 #define FP9_CONTROL_RPC_LINE_H
 

@@ -11,24 +11,21 @@ static int run(struct fp9_conn *conn, const char *model, unsigned layer, unsigne
     int r = fp9_session_open(conn, model, &options, &session, error);
     if (r < 0)
         return r;
-    if (top_k > fp9_session_top_k_max(session))
-        top_k = fp9_session_top_k_max(session);
-
     /* Filled in place: nothing is copied. */
     struct fp9_places places;
     fp9_session_places(session, &places);
     uint32_t hidden = fp9_session_hidden_size(session);
     for (uint32_t i = 0; i < hidden; i++)
         places.x[i] = (uint16_t)(0x3f00 + i % 128); /* BF16 from 0.5 up */
-    for (uint32_t k = 0; k < fp9_session_top_k_max(session); k++) {
-        places.topk_ids[k] = k < top_k ? (int32_t)k : -1;
-        places.topk_weights[k] = k < top_k ? 1.0f / (float)top_k : 0.0f;
+    for (uint32_t k = 0; k < top_k && k < fp9_session_top_k_max(session); k++) {
+        places.topk_ids[k] = (int32_t)k;
+        places.topk_weights[k] = 1.0f / (float)top_k;
     }
 
     struct fp9_step step = {
         .layer = layer,
         .tokens = 1,
-        .top_k = top_k ? fp9_session_top_k_max(session) : 0,
+        .top_k = top_k,
         .x = places.x,
         .topk_ids = places.topk_ids,
         .topk_weights = places.topk_weights,
@@ -55,7 +52,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", error.message);
         return 3;
     }
-    int r = run(conn, argv[1], (unsigned)atoi(argv[2]), (unsigned)atoi(argv[3]), &error);
+    int r = run(conn, argv[1], (unsigned)strtoul(argv[2], NULL, 10), (unsigned)strtoul(argv[3], NULL, 10), &error);
     if (r < 0)
         fprintf(stderr, "%s: %s\n", error.name, error.message);
     fp9_close(conn);

@@ -115,7 +115,8 @@ static void names_are_checked(void **state)
     refused(REQUEST("model.load", "{\"path\":\"\"}"), -32602, "path: \"\" has 0 bytes, allowed are 1 to 4095");
     refused(REQUEST("model.load", "{\"path\":7}"), -32602, "path: 7 is no string");
     refused(REQUEST("model.load", "{\"path\":\"a\\u0000b\"}"), -32700, "no JSON");
-    refused(REQUEST("session.open", "{\"model\":\"m\",\"max_tokens\":4,\"partials\":\"f64\"}"), -32602, "partials: \"f64\" is not one of bf16, f32");
+    refused(REQUEST("session.open", "{\"model\":\"m\",\"max_tokens\":4,\"partials\":\"f64\"}"), -32602,
+            "partials: \"f64\" is not one of bf16, f32");
     refused("{\"id\":1,\"method\":\"status\"}", -32600, "jsonrpc is not");
     refused("{\"jsonrpc\":\"2.0\",\"id\":1}", -32600, "method is missing");
     refused("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":3}", -32600, "method is no string");
@@ -181,10 +182,11 @@ static void long_lines(void **state) /* E15 */
         free(line);
     }
     /* A long value is shown short, and never cut inside a character. */
-    char line[800] = "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\",\"params\":{\"x\":\"a";
+    char line[800];
+    size_t at = (size_t)snprintf(line, sizeof line, "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\",\"params\":{\"x\":\"a");
     for (size_t i = 0; i < 120; i++)
-        strcat(line, "\xe4\xba\x8c");
-    strcat(line, "\"}}");
+        at += (size_t)snprintf(line + at, sizeof line - at, "\xe4\xba\x8c");
+    snprintf(line + at, sizeof line - at, "\"}}");
     refused(line, -32602, "\xe4\xba\x8c... is not for status");
 }
 
@@ -193,7 +195,8 @@ static void long_lines(void **state) /* E15 */
 static void tensors(void **state)
 {
     (void)state;
-    struct rpc_request request = taken(STEP("\"x\":{\"offset\":128,\"dtype\":\"BF16\"},\"topk_ids\":{\"b64\":\"AAAA\"},\"y\":{\"dtype\":\"f32\"}"));
+    struct rpc_request request = taken(
+        STEP("\"x\":{\"offset\":128,\"dtype\":\"BF16\"},\"topk_ids\":{\"b64\":\"AAAA\"},\"y\":{\"dtype\":\"f32\"}"));
     struct rpc_tensor tensor;
     rpc_param_tensor(request.params, "x", &tensor);
     assert_true(tensor.present && tensor.in_arena && !tensor.b64);
@@ -280,7 +283,8 @@ static void errors_there_and_back(void **state)
     assert_string_equal(json_string_value(json_object_get(error, "message")), "file ??");
     assert_string_equal(json_string_value(json_object_get(json_object_get(error, "data"), "name")), "INTERNAL");
     json_decref(error);
-    static const char *const odd[] = {"{}", "[]", "3", "{\"code\":\"x\",\"message\":4,\"data\":[]}", "{\"message\":\"m\",\"data\":{\"name\":\"NEW\"}}"};
+    static const char *const odd[] = {"{}", "[]", "3", "{\"code\":\"x\",\"message\":4,\"data\":[]}",
+                                      "{\"message\":\"m\",\"data\":{\"name\":\"NEW\"}}"};
     for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
         error = json_loads(odd[i], JSON_DECODE_ANY, NULL);
         rpc_error_from_json(error, &err);
