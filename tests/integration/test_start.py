@@ -1,0 +1,152 @@
+"""What fp9d refuses at start: exit status, and a message that names the cause."""
+import os
+import socket
+import subprocess
+
+import pytest
+
+from support.daemon import SLOW, program
+
+SECONDS = 15
+
+
+def attempt(daemon, *more, conf=None):
+    """One start that should fail; (status, output)."""
+    if conf is not None:
+        with open(daemon.conf_path, "w", encoding="utf-8") as file:
+            file.write(conf.format(daemon=daemon))
+    done = subprocess.run([program(daemon.build, "fp9d"), "--config", daemon.conf_path, *more], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS * SLOW, env=daemon.env)
+    return done.returncode, done.stdout
+
+
+GOOD = "[daemon]\nsocket = {daemon.socket}\nstate_dir = {daemon.state}\n"
+BAD_CONF = [
+    ("unknown key", GOOD + "[fleet]\nlocal_duck = 4\n", ["local_duck", "unknown"]),
+    ("unknown section", GOOD + "[flet]\nlocal_ducks = 4\n", ["flet"]),
+    ("no number", GOOD + "[fleet]\nlocal_ducks = four\n", ["local_ducks", "four"]),
+    ("negative", GOOD + "[fleet]\nlocal_ducks = -1\n", ["local_ducks", "-1"]),
+    ("cut number", GOOD + "[fleet]\nlocal_ducks = 4294967297\n", ["local_ducks", "4294967297"]),
+    ("no boolean", GOOD + "[fleet]\npersistent_judge = maybe\n", ["persistent_judge", "maybe"]),
+    ("no size", GOOD + "[fleet]\nlocal_memory = lots\n", ["local_memory", "lots"]),
+    ("no choice", GOOD + "[fleet]\npartials = f16\n", ["partials", "f16", "bf16"]),
+    ("no level", "[daemon]\nlog_level = loud\n", ["log_level", "loud"]),
+    ("given twice", GOOD + "[fleet]\nlocal_ducks = 1\nlocal_ducks = 2\n", ["local_ducks", "twice"]),
+    ("no line", GOOD + "what is this\n", ["fp9d.conf:4"]),
+]
+
+
+@pytest.mark.parametrize("what,text,words", BAD_CONF, ids=[row[0].replace(" ", "-") for row in BAD_CONF])
+def test_configuration(make_daemon, what, text, words):
+    daemon = make_daemon(start=False)
+    for more in ((), ("--check-config",)):
+        status, said = attempt(daemon, *more, conf=text)
+        assert status == 1, said
+        for word in [*words, daemon.conf_path]:
+            assert word in said, f"{word!r} is not in: {said}"
+    assert not os.path.exists(daemon.socket)
+
+
+def test_missing_configuration(make_daemon):
+    daemon = make_daemon(start=False)
+    os.remove(daemon.conf_path)
+    status, said = attempt(daemon)
+    assert status == 1 and daemon.conf_path in said and "No such file" in said, said
+
+
+def test_check_config_starts_nothing(make_daemon):
+    daemon = make_daemon(start=False)
+    status, said = attempt(daemon, "--check-config")
+    assert status == 0, said
+    assert not os.path.exists(daemon.socket)
+
+
+@pytest.mark.sanitized
+def test_socket_in_use(make_daemon):
+    first = make_daemon(ducks=1)
+    second = make_daemon(start=False)
+    status, said = attempt(second, "--socket", first.socket)
+    assert status == 1 and first.socket in said, said
+    assert first.ok("status")["state"] == "ready", "the first daemon was disturbed"
+
+
+def test_socket_of_somebody_else(make_daemon, tmp_path):
+    """A socket that another program serves is no stale one."""
+    path = str(tmp_path / "other.sock")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        status, said = attempt(make_daemon(start=False), "--socket", path)
+        assert status == 1 and path in said, said
+        assert os.path.exists(path)
+
+
+def test_socket_is_a_file(make_daemon, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("precious")
+    status, said = attempt(make_daemon(start=False), "--socket", str(path))
+    assert status == 1 and str(path) in said, said
+    assert path.read_text() == "precious"
+
+
+def test_socket_directory_missing(make_daemon, tmp_path):
+    path = str(tmp_path / "nowhere" / "s")
+    status, said = attempt(make_daemon(start=False), "--socket", path)
+    assert status == 1 and path in said, said
+
+
+def test_socket_path_too_long(make_daemon):
+    status, said = attempt(make_daemon(start=False), "--socket", "/" + "x" * 200)
+    assert status == 1 and "xxx" in said, said
+
+
+def test_state_dir_is_a_file(make_daemon, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("precious")
+    status, said = attempt(make_daemon(start=False), "--state-dir", str(path))
+    assert status == 1 and str(path) in said, said
+    assert path.read_text() == "precious"
+
+
+def test_state_dir_not_writable(make_daemon, tmp_path):
+    """Nobody, not even root, can write into /proc."""
+    status, said = attempt(make_daemon(start=False), "--state-dir", "/proc/self")
+    assert status == 1 and "/proc/self" in said, said
+
+
+def test_state_is_no_database(make_daemon):
+    """Set aside and begun anew, with a word about it; fp9d starts."""
+    daemon = make_daemon(ducks=1)
+    daemon.stop()
+    files = [name for name in os.listdir(daemon.state) if name.endswith(".db")]
+    assert len(files) == 1, os.listdir(daemon.state)
+    with open(os.path.join(daemon.state, files[0]), "w", encoding="utf-8") as file:
+        file.write("this is a text file and no database\n" * 100)
+    daemon.start()
+    assert files[0] in daemon.log()
+    daemon.stop()
+    assert any(name != files[0] and name.startswith(files[0]) for name in os.listdir(daemon.state)), os.listdir(daemon.state)
+
+
+@pytest.mark.parametrize("args", [["--no-such-option"], ["--local-ducks"], ["--local-ducks", "many"], ["stray"]], ids=" ".join)
+def test_wrong_usage(make_daemon, args):
+    status, said = attempt(make_daemon(start=False), *args)
+    assert status == 2, said
+    assert args[0] in said
+
+
+def test_unknown_tier(make_daemon):
+    status, said = attempt(make_daemon(start=False, env={"FP9_CPU": "mmx"}))
+    assert status != 0 and "FP9_CPU" in said and "mmx" in said, said
+
+
+def test_ctl_without_daemon(make_daemon):
+    daemon = make_daemon(start=False)
+    done = daemon.ctl("status")
+    assert done.status == 3, (done.status, done.stderr)
+    assert daemon.socket in done.stderr
+
+
+@pytest.mark.parametrize("args", [["nonsense"], ["load"], ["decode", "m"], ["status", "--nonsense"], ["job", "wait", "x"], []], ids=lambda a: " ".join(a) or "nothing")
+def test_ctl_wrong_usage(make_daemon, args):
+    assert make_daemon(start=False).ctl(*args).status == 2
