@@ -19,7 +19,7 @@
 struct rpc_request {
     const struct schema_method *method;
     json_t *id;     /* owned; JSON null for a notification (which fp9d refuses) */
-    json_t *params; /* owned; an object checked against the method's table: every member known, of the right type and in range, none missing */
+    json_t *params; /* owned; an object checked against the method's table: each member known, of the right type and in range, all needed */
 };
 
 /* On error *ret_id still holds the request's id (owned, JSON null when it could not be read), so that the error can be answered.
