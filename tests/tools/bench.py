@@ -1,0 +1,56 @@
+"""What a step costs here: the kernels alone (when fp9-bench is built), then whole steps through fp9d.
+
+    ./run bench [--tokens T] [--ducks N]
+"""
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
+sys.dont_write_bytecode = True
+
+from support.daemon import Daemon, program  # noqa: E402
+from support.model import MODEL  # noqa: E402
+
+
+def show(label, told):
+    wait, gap, duck = told["judge_wait_us"], told["judge_gap_us"], told["duck_max_us"]
+    print(f"{label:22} {told['tokens_per_second']:9.1f} tok/s  tpot {told['tpot_us']:8.1f} us  judge_wait {wait['p50']:7.1f} / {wait['p99']:7.1f}  "
+          f"duck_max {duck['p50']:7.1f}  gap {gap['p50']:6.1f}  ratio {told['judge_ratio']:.2f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="./run bench", description="measure kernels and whole steps on this machine")
+    parser.add_argument("--build", default="build", help="meson build directory")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each run")
+    parser.add_argument("--ducks", type=int, default=2, help="local ducks, each one a rank")
+    args = parser.parse_args()
+    build = os.path.abspath(args.build)
+    try:
+        kernels = program(build, "fp9-bench")
+    except FileNotFoundError:
+        print("fp9-bench is not built yet: no kernel figures")
+    else:
+        for mode in ("gemv", "mlp", "moe"):
+            subprocess.run([kernels, mode], check=True, stdin=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory(prefix="fp9-bench-") as folder:
+        daemon = Daemon(build, folder, ducks=args.ducks)
+        try:
+            daemon.start()
+            for tp in sorted({1, args.ducks}):
+                daemon.ok("load", MODEL, "--name", "shakespeare", "--tp", tp, "--multiple-of", 32)
+                show(f"tp {tp}", daemon.ok("bench", "shakespeare", "--tokens", args.tokens))
+                show(f"tp {tp} one-shot", daemon.ok("bench", "shakespeare", "--tokens", max(args.tokens // 10, 1), "--one-shot"))
+        except AssertionError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+        finally:
+            daemon.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
