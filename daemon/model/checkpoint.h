@@ -1,6 +1,10 @@
 /* A HuggingFace directory, opened and checked: every tensor that the MLP and expert layers need is there, of the right dtype and shape,
  * with finite scales. Nothing of the weights' bytes is read yet, except all scales.
  *
+ * Files: those that model.safetensors.index.json names, whatever they are called; without an index all *.safetensors of the directory.
+ * A scale may be negative or zero (it multiplies, nothing else); NaN, Inf and sizes beyond 2^80 are refused by tensor and block. Layers from
+ * num_hidden_layers on are ignored.
+ *
  * Threads: an open checkpoint is read-only but for checkpoint_read, which one thread at a time may call. */
 #ifndef FP9_MODEL_CHECKPOINT_H
 #define FP9_MODEL_CHECKPOINT_H
@@ -40,6 +44,9 @@ const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpo
  * (device, inode, size, mtime, ctime) since it was opened; never maps the file, so a truncation cannot raise SIGBUS. */
 int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first_row, uint32_t rows, uint8_t *to,
                     struct err *err);
+
+/* Looks for a NaN code (0x7f, 0xff) in rows of E4M3 codes; false when there is none, else the first one's place in reading order. */
+bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column);
 
 /* Identity of the files without reading weights: SHA-256 over config.json's bytes, and each shard's name, size, header bytes, device, inode, mtime_ns, ctime_ns,
  * and all scales. Two opens of unchanged files agree; any rewrite of a shard changes it. */

@@ -1,0 +1,120 @@
+#include "daemon/model/checkpoint.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/model/checkpoint_state.h"
+
+int checkpoint_open(const char *dir, const struct arch *arch, struct checkpoint **ret_checkpoint, struct err *err)
+{
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
+    if (checkpoint)
+        checkpoint->dir = strdup(dir);
+    if (!checkpoint || !checkpoint->dir)
+        return err_no_memory(err, dir, sizeof *checkpoint);
+    checkpoint->arch = arch;
+    checkpoint->layers = arch->layers;
+    checkpoint->experts = arch->experts;
+    int r = checkpoint_shards_open(checkpoint, err);
+    if (r == 0)
+        r = checkpoint_resolve(checkpoint, err);
+    if (r == 0)
+        r = checkpoint_identify(checkpoint, err);
+    if (r < 0)
+        return r;
+    checkpoint->arch = NULL;
+    *ret_checkpoint = STEAL(checkpoint);
+    return 0;
+}
+
+void checkpoint_free(struct checkpoint *checkpoint)
+{
+    if (!checkpoint)
+        return;
+    for (size_t i = 0; i < checkpoint->matrix_count; i++)
+        free((void *)checkpoint->matrices[i].scales);
+    for (size_t i = 0; checkpoint->shards && i < checkpoint->index->file_count; i++)
+        safetensors_free(checkpoint->shards[i].file);
+    free(checkpoint->matrices);
+    free(checkpoint->tensors);
+    free(checkpoint->layer_first);
+    free(checkpoint->shards);
+    checkpoint_index_free(checkpoint->index);
+    free(checkpoint->dir);
+    free(checkpoint);
+}
+
+const char *checkpoint_dir(const struct checkpoint *checkpoint)
+{
+    return checkpoint->dir;
+}
+
+const char *checkpoint_shard_name(const struct checkpoint *checkpoint, uint32_t shard)
+{
+    return checkpoint->shards[shard].name;
+}
+
+uint64_t checkpoint_weight_bytes(const struct checkpoint *checkpoint)
+{
+    return checkpoint->weight_bytes;
+}
+
+const char *checkpoint_ignored(const struct checkpoint *checkpoint)
+{
+    return checkpoint->ignored;
+}
+
+const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix matrix)
+{
+    if (layer >= checkpoint->layers)
+        return NULL;
+    size_t place = 0;
+    if (expert == ARCH_EXPERT_SHARED)
+        place = checkpoint->experts;
+    else if (expert != ARCH_EXPERT_DENSE)
+        place = (size_t)expert;
+    size_t i = checkpoint->layer_first[layer] + 3 * place + (size_t)matrix;
+    return i < checkpoint->layer_first[layer + 1] ? &checkpoint->matrices[i] : NULL;
+}
+
+int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first_row, uint32_t rows, uint8_t *to,
+                    struct err *err)
+{
+    if (first_row > matrix->rows || rows > matrix->rows - first_row)
+        return err_set(err, -EINVAL, ERR_INTERNAL, "%s has %u rows, asked for %u at %u", matrix->name, matrix->rows, rows, first_row);
+    const struct safetensors_tensor *weight = checkpoint->tensors[matrix - checkpoint->matrices];
+    struct safetensors *file = checkpoint_shard_use(checkpoint, matrix->shard);
+    return safetensors_read(file, weight, (uint64_t)first_row * matrix->columns, (uint64_t)rows * matrix->columns, to, err);
+}
+
+#define LOW7 UINT64_C(0x7f7f7f7f7f7f7f7f)
+#define ONES UINT64_C(0x0101010101010101)
+#define TOPS UINT64_C(0x8080808080808080)
+
+/* Eight codes at once: only a magnitude of 0x7f reaches bit 7 when one is added, and it never carries into its neighbour. */
+static uint64_t nan_bits(const uint8_t *codes)
+{
+    uint64_t word;
+    memcpy(&word, codes, sizeof word);
+    return ((word & LOW7) + ONES) & TOPS;
+}
+
+bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column)
+{
+    size_t count = (size_t)rows * columns, i = 0;
+    for (; i + 64 <= count; i += 64) {
+        uint64_t any = 0;
+        for (size_t j = 0; j < 64; j += 8)
+            any |= nan_bits(codes + i + j);
+        if (any)
+            break;
+    }
+    for (; i < count; i++) {
+        if ((codes[i] & 0x7f) == 0x7f) {
+            *ret_row = (uint32_t)(i / columns);
+            *ret_column = (uint32_t)(i % columns);
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,166 @@
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/model/checkpoint_state.h"
+#include "proto/base/size.h"
+
+#define TENSOR_NAME_MAX (ARCH_NAME_MAX + 24)
+
+typedef unsigned long long ull; /* for %llu */
+
+static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, struct err *err)
+{
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "model.layers.%u.", layer);
+    if (!checkpoint_index_has_prefix(checkpoint->index, prefix)) {
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: layer %u is missing: num_hidden_layers is %u, but no tensor %s* is in any file",
+                checkpoint->dir, layer, checkpoint->layers, prefix);
+        err_value_int(err, "layer", layer);
+        err_value_int(err, "layers", checkpoint->layers);
+    } else {
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: missing weight tensor %s", checkpoint->dir, weight);
+    }
+    err_value_str(err, "tensor", weight);
+    return -EINVAL;
+}
+
+static int missing_scale(const struct checkpoint *checkpoint, const char *matrix, const char *scale, const char *file, struct err *err)
+{
+    char other[TENSOR_NAME_MAX];
+    uint32_t shard;
+    snprintf(other, sizeof other, "%s.weight_scale", matrix);
+    bool per_channel = checkpoint_tensor(checkpoint, other, &shard) != NULL;
+    err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: missing scale tensor %s (its weight is in %s)%s%s%s", checkpoint->dir, scale, file,
+            per_channel ? "; there is a " : "", per_channel ? other : "",
+            per_channel ? ": needs 128x128 block FP8, this is per-tensor or per-channel" : "");
+    err_value_str(err, "tensor", scale);
+    return -EINVAL;
+}
+
+static int check_weight(const struct safetensors_tensor *weight, const char *file, uint32_t rows, uint32_t columns, struct err *err)
+{
+    char shape[256];
+    if (weight->dtype != SAFETENSORS_F8_E4M3) {
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %s, expected F8_E4M3", file, weight->name, weight->dtype_name);
+        err_value_str(err, "dtype", weight->dtype_name);
+    } else if (weight->dims != 2 || weight->shape[0] != rows || weight->shape[1] != columns) {
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s has shape %s, config.json asks for [%u, %u]", file, weight->name,
+                safetensors_shape_format(weight, shape, sizeof shape), rows, columns);
+    } else {
+        return 0;
+    }
+    err_value_str(err, "file", file);
+    err_value_str(err, "tensor", weight->name);
+    return -EINVAL;
+}
+
+static int check_scale(const struct safetensors_tensor *weight, const struct safetensors_tensor *scale, const char *file, uint32_t rows,
+                       uint32_t columns, struct err *err)
+{
+    if (scale->dims == 2 && scale->shape[0] == rows && scale->shape[1] == columns)
+        return 0;
+    char of_weight[256], of_scale[256];
+    err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s has shape %s; its weight %s has %s, so [%u, %u] blocks of 128x128 are expected", file,
+            scale->name, safetensors_shape_format(scale, of_scale, sizeof of_scale), weight->name,
+            safetensors_shape_format(weight, of_weight, sizeof of_weight), rows, columns);
+    err_value_str(err, "file", file);
+    err_value_str(err, "tensor", scale->name);
+    err_value_int(err, "expected_rows", rows);
+    err_value_int(err, "expected_columns", columns);
+    return -EINVAL;
+}
+
+/* Room for one matrix more. Grows with what was found in the files, never with what the config claims. */
+static int grow(struct checkpoint *checkpoint, struct err *err)
+{
+    if (checkpoint->matrix_count < checkpoint->matrix_capacity)
+        return 0;
+    size_t capacity = checkpoint->matrix_capacity ? 2 * checkpoint->matrix_capacity : 256;
+    struct checkpoint_matrix *matrices = reallocarray(checkpoint->matrices, capacity, sizeof *matrices);
+    if (matrices)
+        checkpoint->matrices = matrices;
+    const struct safetensors_tensor **tensors = reallocarray(checkpoint->tensors, capacity, sizeof *tensors);
+    if (tensors)
+        checkpoint->tensors = tensors;
+    if (!matrices || !tensors)
+        return err_no_memory(err, checkpoint->dir, capacity * sizeof *matrices);
+    checkpoint->matrix_capacity = capacity;
+    return 0;
+}
+
+static int add_matrix(struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix matrix, struct err *err)
+{
+    const struct arch *arch = checkpoint->arch;
+    char name[ARCH_NAME_MAX], weight_name[TENSOR_NAME_MAX], scale_name[TENSOR_NAME_MAX];
+    arch_matrix_name(arch, layer, expert, matrix, name);
+    snprintf(weight_name, sizeof weight_name, "%s.weight", name);
+    snprintf(scale_name, sizeof scale_name, "%s.weight_scale_inv", name);
+    uint32_t wide = arch_intermediate(arch, expert);
+    struct checkpoint_matrix at = {
+        .rows = matrix == KERNELS_DOWN ? arch->hidden : wide,
+        .columns = matrix == KERNELS_DOWN ? wide : arch->hidden,
+    };
+    at.scale_rows = (uint32_t)size_ceil_div(at.rows, LAYOUT_BLOCK);
+    at.scale_columns = (uint32_t)size_ceil_div(at.columns, LAYOUT_BLOCK);
+
+    uint32_t scale_shard;
+    const struct safetensors_tensor *weight = checkpoint_tensor(checkpoint, weight_name, &at.shard);
+    if (!weight)
+        return missing_weight(checkpoint, layer, weight_name, err);
+    const char *file = checkpoint->shards[at.shard].name;
+    int r = check_weight(weight, file, at.rows, at.columns, err);
+    if (r < 0)
+        return r;
+    const struct safetensors_tensor *scale = checkpoint_tensor(checkpoint, scale_name, &scale_shard);
+    if (!scale)
+        return missing_scale(checkpoint, name, scale_name, file, err);
+    r = check_scale(weight, scale, checkpoint->shards[scale_shard].name, at.scale_rows, at.scale_columns, err);
+    if (r == 0)
+        r = grow(checkpoint, err);
+    if (r < 0)
+        return r;
+    size_t scale_bytes = (size_t)at.scale_rows * at.scale_columns * sizeof(float);
+    _cleanup_(freep) float *scales = malloc(scale_bytes + strlen(name) + 1);
+    if (!scales)
+        return err_no_memory(err, scale_name, scale_bytes);
+    r = checkpoint_scales_read(checkpoint, scale, scale_shard, scales, err);
+    if (r < 0)
+        return r;
+    at.name = strcpy((char *)scales + scale_bytes, name);
+    at.offset = safetensors_data_offset(checkpoint->shards[at.shard].file) + weight->begin;
+    at.scales = STEAL(scales);
+    checkpoint->weight_bytes += (uint64_t)at.rows * at.columns;
+    checkpoint->tensors[checkpoint->matrix_count] = weight;
+    checkpoint->matrices[checkpoint->matrix_count++] = at;
+    return 0;
+}
+
+static int add_expert(struct checkpoint *checkpoint, uint32_t layer, int expert, struct err *err)
+{
+    int r = 0;
+    for (int matrix = KERNELS_GATE; matrix <= KERNELS_DOWN && r == 0; matrix++)
+        r = add_matrix(checkpoint, layer, expert, (enum kernels_matrix)matrix, err);
+    return r;
+}
+
+int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err)
+{
+    const struct arch *arch = checkpoint->arch;
+    checkpoint->layer_first = calloc((size_t)arch->layers + 1, sizeof *checkpoint->layer_first);
+    if (!checkpoint->layer_first)
+        return err_no_memory(err, checkpoint->dir, arch->layers * sizeof *checkpoint->layer_first);
+    for (uint32_t layer = 0; layer < arch->layers; layer++) {
+        int r = 0;
+        if (!arch->layer_is_moe[layer])
+            r = add_expert(checkpoint, layer, ARCH_EXPERT_DENSE, err);
+        for (uint32_t expert = 0; arch->layer_is_moe[layer] && expert < arch->experts && r == 0; expert++)
+            r = add_expert(checkpoint, layer, (int)expert, err);
+        if (arch->layer_is_moe[layer] && arch->shared_intermediate && r == 0)
+            r = add_expert(checkpoint, layer, ARCH_EXPERT_SHARED, err);
+        if (r < 0)
+            return r;
+        checkpoint->layer_first[layer + 1] = checkpoint->matrix_count;
+    }
+    return 0;
+}

@@ -1,0 +1,54 @@
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/model/checkpoint_state.h"
+#include "kernels/kernels.h"
+
+static float to_f32(enum safetensors_dtype dtype, const uint8_t *bytes)
+{
+    if (dtype == SAFETENSORS_F32) {
+        uint32_t bits;
+        float value;
+        memcpy(&bits, bytes, sizeof bits);
+        bits = le32toh(bits);
+        memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+    uint16_t bits;
+    memcpy(&bits, bytes, sizeof bits);
+    bits = le16toh(bits);
+    return dtype == SAFETENSORS_BF16 ? kernels_bf16_to_f32(bits) : kernels_f16_to_f32(bits);
+}
+
+int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to, struct err *err)
+{
+    if (scale->dtype != SAFETENSORS_F32 && scale->dtype != SAFETENSORS_BF16 && scale->dtype != SAFETENSORS_F16) {
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %s, scales must be F32, BF16 or F16", checkpoint->shards[shard].name, scale->name,
+                scale->dtype_name);
+        err_value_str(err, "tensor", scale->name);
+        err_value_str(err, "dtype", scale->dtype_name);
+        return -EINVAL;
+    }
+    size_t width = safetensors_dtype_bits(scale->dtype) / 8, count = scale->shape[0] * scale->shape[1];
+    _cleanup_(freep) uint8_t *raw = malloc(count * width);
+    if (!raw)
+        return err_no_memory(err, scale->name, count * width);
+    int r = safetensors_read(checkpoint_shard_use(checkpoint, shard), scale, 0, count * width, raw, err);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < count; i++) {
+        to[i] = to_f32(scale->dtype, raw + i * width);
+        if (kernels_scale_ok(to[i]))
+            continue;
+        unsigned row = (unsigned)(i / scale->shape[1]), column = (unsigned)(i % scale->shape[1]);
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s: the scale of block [%u, %u] is %g, must be finite and at most 2^80 in size",
+                checkpoint->shards[shard].name, scale->name, row, column, (double)to[i]);
+        err_value_str(err, "file", checkpoint->shards[shard].name);
+        err_value_str(err, "tensor", scale->name);
+        err_value_int(err, "block_row", row);
+        err_value_int(err, "block_column", column);
+        return -EINVAL;
+    }
+    return 0;
+}

@@ -1,0 +1,49 @@
+/* What an open checkpoint holds, and its parts in the order in which they run. Private to the checkpoint. */
+#ifndef FP9_MODEL_CHECKPOINT_STATE_H
+#define FP9_MODEL_CHECKPOINT_STATE_H
+
+#include "daemon/model/checkpoint.h"
+#include "daemon/model/checkpoint_index.h"
+#include "proto/base/safetensors.h"
+
+#define CHECKPOINT_OPEN_MAX 64 /* shards whose descriptors are open at once */
+
+struct checkpoint_shard {
+    const char *name; /* owned by index->files */
+    struct safetensors *file;
+    uint64_t used; /* when it was read last, on checkpoint->clock */
+};
+
+struct checkpoint {
+    char *dir;
+    const struct arch *arch; /* only while opening; NULL afterwards */
+    struct checkpoint_index *index; /* read, or made from the files */
+    struct checkpoint_shard *shards; /* [index->file_count], same numbers */
+    uint64_t clock;
+    struct checkpoint_matrix *matrices; /* [matrix_count]; a layer's by expert, then gate, up, down; scales and name are one allocation */
+    const struct safetensors_tensor **tensors; /* [matrix_count], the weight of each */
+    size_t matrix_count, matrix_capacity;
+    uint32_t layers, experts; /* of the arch */
+    size_t *layer_first;      /* [layers + 1] into matrices */
+    uint64_t weight_bytes;
+    char ignored[512];
+    uint8_t identity[DIGEST_SIZE];
+};
+
+/* checkpoint_shards.c: index, missing files, headers, ignored files. */
+int checkpoint_shards_open(struct checkpoint *checkpoint, struct err *err);
+/* The shard's file, with no more than CHECKPOINT_OPEN_MAX descriptors open after the next read. */
+struct safetensors *checkpoint_shard_use(struct checkpoint *checkpoint, uint32_t shard);
+/* Tensor by name through the index; NULL when there is none. */
+const struct safetensors_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t *ret_shard);
+
+/* checkpoint_resolve.c: all matrices that the arch needs, with their scales. */
+int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err);
+
+/* checkpoint_scales.c: the scales of a weight [rows, columns] called `name`, converted and checked, into `to`. */
+int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to, struct err *err);
+
+/* checkpoint_identity.c */
+int checkpoint_identify(struct checkpoint *checkpoint, struct err *err);
+
+#endif
