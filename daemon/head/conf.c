@@ -1,0 +1,153 @@
+#include "daemon/head/conf.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/head/core.h"
+#include "proto/base/conf.h"
+
+static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
+static const char *const partials[] = {"bf16", "f32", NULL};
+
+#define FIELD(name) offsetof(struct conf, name)
+static const struct conf_key keys[] = {
+    {"daemon", "socket", CONF_STRING, FIELD(socket), 1, 4095, NULL},
+    {"daemon", "state_dir", CONF_STRING, FIELD(state_dir), 1, 4095, NULL},
+    {"daemon", "log_level", CONF_CHOICE, FIELD(log_level), 0, 0, log_levels},
+    {"daemon", "admin_group", CONF_STRING, FIELD(admin_group), 0, 255, NULL},
+    {"daemon", "metrics_listen", CONF_STRING, FIELD(metrics_listen), 0, 255, NULL},
+    {"fleet", "local_ducks", CONF_U32, FIELD(local_ducks), 0, CORE_DUCKS_MAX, NULL},
+    {"fleet", "local_memory", CONF_SIZE, FIELD(local_memory), 0, 0, NULL},
+    {"fleet", "local_cores", CONF_STRING, FIELD(local_cores), 0, 1023, NULL},
+    {"fleet", "persistent_judge", CONF_BOOL, FIELD(persistent_judge), 0, 0, NULL},
+    {"fleet", "partials", CONF_CHOICE, FIELD(partials), 0, 0, partials},
+    {"fleet", "heartbeat_s", CONF_U32, FIELD(heartbeat_s), 1, 3600, NULL},
+    {"fleet", "grace_s", CONF_U32, FIELD(grace_s), 0, 86400, NULL},
+    {"fleet", "deadline_s", CONF_U32, FIELD(deadline_s), 0, 86400, NULL},
+};
+#undef FIELD
+
+#define FIELD(name) offsetof(struct conf_duck, name)
+static const struct conf_key duck_keys[] = {
+    {"duck", "address", CONF_STRING, FIELD(address), 1, 255, NULL},
+    {"duck", "key_file", CONF_STRING, FIELD(key_file), 0, 4095, NULL},
+    {"duck", "plaintext", CONF_BOOL, FIELD(plaintext), 0, 0, NULL},
+    {"duck", "spare", CONF_BOOL, FIELD(spare), 0, 0, NULL},
+};
+#undef FIELD
+
+/* The struct of [duck "NAME"], made at its first key. */
+static void *duck_section(void *settings, const char *name, struct err *err)
+{
+    struct conf *conf = settings;
+    for (uint32_t i = 0; i < conf->duck_count; i++)
+        if (strcmp(conf->ducks[i].name, name) == 0)
+            return &conf->ducks[i];
+    if (conf->duck_count == CORE_DUCKS_MAX) {
+        err_set(err, -E2BIG, ERR_BAD_REQUEST, "more than %d ducks", CORE_DUCKS_MAX);
+        return NULL;
+    }
+    struct conf_duck *duck = &conf->ducks[conf->duck_count];
+    duck->name = strdup(name);
+    if (!duck->name) {
+        err_no_memory(err, "duck", strlen(name));
+        return NULL;
+    }
+    conf->duck_count++;
+    return duck;
+}
+
+static const struct conf_table table = {
+    .keys = keys,
+    .count = ARRAY_LENGTH(keys),
+    .named_section = "duck",
+    .named_keys = duck_keys,
+    .named_count = ARRAY_LENGTH(duck_keys),
+    .named = duck_section,
+};
+
+static int conf_defaults(struct conf **ret_conf, struct err *err)
+{
+    _cleanup_(conf_freep) struct conf *conf = calloc(1, sizeof *conf);
+    if (!conf)
+        return err_no_memory(err, "configuration", sizeof *conf);
+    /* A fixed array, so that pointers handed to the reader stay good. */
+    conf->ducks = calloc(CORE_DUCKS_MAX, sizeof *conf->ducks);
+    conf->socket = strdup("/run/fp9d/control.sock");
+    conf->state_dir = strdup("/var/lib/fp9d");
+    conf->log_level = strdup("info");
+    conf->admin_group = strdup("");
+    conf->metrics_listen = strdup("");
+    conf->local_cores = strdup("");
+    conf->partials = strdup("bf16");
+    conf->persistent_judge = true;
+    conf->heartbeat_s = 2;
+    conf->grace_s = 10;
+    if (!conf->ducks || !conf->socket || !conf->state_dir || !conf->log_level || !conf->admin_group || !conf->metrics_listen ||
+        !conf->local_cores || !conf->partials)
+        return err_no_memory(err, "configuration", sizeof *conf);
+    *ret_conf = STEAL(conf);
+    return 0;
+}
+
+int conf_load(const char *path, struct conf **ret_conf, struct err *err)
+{
+    _cleanup_(conf_freep) struct conf *conf = NULL;
+    int r = conf_defaults(&conf, err);
+    if (r < 0)
+        return r;
+    if (path || access(CONF_DEFAULT_PATH, F_OK) == 0) {
+        r = conf_read(path ? path : CONF_DEFAULT_PATH, &table, conf, err);
+        if (r < 0)
+            return r;
+    }
+    *ret_conf = STEAL(conf);
+    return 0;
+}
+
+int conf_check(const struct conf *conf, struct err *err)
+{
+    struct sockaddr_un address;
+    if (strlen(conf->socket) >= sizeof address.sun_path)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[daemon] socket: \"%.200s\" is %zu bytes long, a socket path has at most %zu",
+                       conf->socket, strlen(conf->socket), sizeof address.sun_path - 1);
+    if (*conf->admin_group && !getgrnam(conf->admin_group))
+        return err_set(err, -ENOENT, ERR_BAD_REQUEST, "[daemon] admin_group: there is no group \"%s\"", conf->admin_group);
+    if (*conf->metrics_listen)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[daemon] metrics_listen: this version has no metrics listener; leave it empty");
+    if (conf->deadline_s)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[fleet] deadline_s: this version has no deadlines; leave it 0");
+    if (conf->duck_count)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
+                       "[duck \"%s\"]: this version runs local ducks only (local_ducks in [fleet]); remove the section",
+                       conf->ducks[0].name);
+    if (conf->local_memory && conf->local_memory < 1024 * 1024)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at least 1M is needed",
+                       (unsigned long long)conf->local_memory);
+    return 0;
+}
+
+void conf_free(struct conf *conf)
+{
+    if (!conf)
+        return;
+    for (uint32_t i = 0; i < conf->duck_count; i++) {
+        free(conf->ducks[i].name);
+        free(conf->ducks[i].address);
+        free(conf->ducks[i].key_file);
+    }
+    free(conf->ducks);
+    free(conf->socket);
+    free(conf->state_dir);
+    free(conf->log_level);
+    free(conf->admin_group);
+    free(conf->metrics_listen);
+    free(conf->local_cores);
+    free(conf->partials);
+    free(conf);
+}

@@ -1,0 +1,40 @@
+/* fp9d as a whole: what the edges (act, control, rpc_*, load) share. Loop thread only, except where a header says otherwise. */
+#ifndef FP9_HEAD_HEAD_H
+#define FP9_HEAD_HEAD_H
+
+#include "daemon/head/conf.h"
+#include "daemon/head/core.h"
+#include "daemon/head/loop.h"
+#include "daemon/head/peer.h"
+#include "daemon/head/worker.h"
+
+struct control;
+struct db;
+struct load;
+struct session;
+struct waiters;
+
+struct head {
+    const struct conf *conf;
+    struct loop *loop;
+    struct core *core;
+    struct peer *peers[CORE_DUCKS_MAX]; /* by duck index */
+    struct worker *disk;  /* checkpoint headers, plans, sqlite */
+    struct worker *bulk;  /* streaming of weights */
+    struct db *db;        /* used on the disk worker once the loop runs */
+    struct control *control;
+    struct load *loads;       /* list */
+    struct session *sessions; /* list */
+    struct waiters *waiters;  /* who waits for jobs and drops */
+    uint64_t started_ns;
+    int exit_code;
+    bool stopping;
+};
+
+/* Carries out all actions that the core has ready. Call after every event. */
+void act_run(struct head *head);
+
+/* Begins an orderly end: clients are told, loads are cancelled, the loop stops when all is quiet or after a few seconds. */
+void head_stop(struct head *head);
+
+#endif

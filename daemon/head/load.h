@@ -1,0 +1,29 @@
+/* Loading: opens and checks a checkpoint (disk worker), then streams the missing slots to their ducks (bulk worker). */
+#ifndef FP9_HEAD_LOAD_H
+#define FP9_HEAD_LOAD_H
+
+#include "daemon/head/head.h"
+
+/* CORE_ACT_OPEN: ends in core_load_opened or core_load_open_failed. */
+void load_open(struct head *head, uint64_t job);
+/* CORE_ACT_STREAM: ends in core_stream_ended. The checkpoint is the one that load_open left open. */
+void load_stream(struct head *head, uint64_t job);
+/* CORE_ACT_STREAM_CANCEL */
+void load_cancel(struct head *head, uint64_t job);
+/* A job is over and never streams: what load_open left is freed. */
+void load_forget(struct head *head, uint64_t job);
+/* A few times a second: tells the core how far each stream is. */
+void load_tick(struct head *head);
+/* True while a stream or an open is under way. */
+bool load_busy(const struct head *head);
+/* At the end, when the workers have stopped. */
+void load_free_all(struct head *head);
+
+/* The PREPARE request ids of a job's slots: the job's number is in them. */
+#define LOAD_REQUEST_SHIFT 24
+static inline uint64_t load_job_of_request(uint64_t request)
+{
+    return request >> LOAD_REQUEST_SHIFT;
+}
+
+#endif

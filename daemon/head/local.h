@@ -1,0 +1,30 @@
+/* Local ducks: fp9-duck as a child process. fp9d makes and keeps the weight buffer's memfd, so that the contents outlive the child. */
+#ifndef FP9_HEAD_LOCAL_H
+#define FP9_HEAD_LOCAL_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "proto/base/err.h"
+
+/* The path of the fp9-duck program that belongs to this fp9d: beside it, in the build tree, or the installed one. */
+int local_find_program(char *ret_path, size_t size, struct err *err);
+
+/* A sparse memfd of `bytes`; memory is taken as slots are prepared. */
+int local_make_buffer(const char *name, uint64_t bytes, int *ret_fd, struct err *err);
+
+/* What each of `ducks` gets when nothing is said: four fifths of RAM, shared. */
+uint64_t local_default_memory(uint32_t ducks);
+
+/* The CPUs of duck `index` of `ducks` as a list ("0,4"): `list` (or, when empty, the CPUs this process may use) is dealt out; with fewer CPUs
+ * than ducks everyone gets all, and nobody is pinned to a shared one. */
+int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, struct err *err);
+
+/* Starts the child: *ret_link is our end of its link (nonblocking), *ret_pidfd becomes readable when it ends. */
+int local_start(const char *program, const char *name, int weights_fd, const char *cores, pid_t *ret_pid, int *ret_pidfd, int *ret_link,
+                struct err *err);
+
+/* Reaps an ended child and says how it ended ("was killed by signal 9 (Killed)"). 0 when it has not ended yet, 1 when it has. */
+int local_reap(int pidfd, char *ret_how, size_t size);
+
+#endif

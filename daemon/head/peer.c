@@ -1,0 +1,388 @@
+#include "daemon/head/peer.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/pidfd.h>
+
+#include "daemon/head/local.h"
+#include "proto/base/clock.h"
+#include "proto/wire/msg_prepare.h"
+#include "proto/wire/transport_socket.h"
+
+#define PEER_LINGER (500 * CLOCK_NS_PER_MS) /* between a closed link and SIGKILL */
+#define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
+
+
+struct queue {
+    struct outgoing **items; /* ring */
+    size_t first, count, capacity;
+};
+
+enum peer_phase {
+    PEER_IDLE,
+    PEER_HELLO, /* HELLO sent */
+    PEER_SLOTS, /* SLOTS_GET sent */
+    PEER_UP,
+};
+
+struct peer {
+    struct loop *loop;
+    uint32_t duck;
+    char name[WIRE_NAME_MAX];
+    struct peer_callbacks callbacks;
+    /* how to start it */
+    char *program, *cores; /* owned */
+    int weights_fd;        /* kept across restarts */
+    /* the running child */
+    enum peer_phase phase;
+    pid_t pid;
+    int pidfd;
+    struct loop_io *pid_io, *link_io;
+    struct transport *transport;
+    struct frame_reader reader;
+    struct queue step, bulk;
+    struct outgoing *now; /* being written; from one of the queues */
+    size_t now_sent;
+    struct msg_hello_duck hello;
+    uint64_t closed_ns;   /* when the link broke while the child was still there; 0: not */
+    char broken[256];     /* why the link broke, if it was not a plain end of stream */
+};
+
+struct outgoing *outgoing_new(void)
+{
+    struct outgoing *out = calloc(1, sizeof *out);
+    if (!out)
+        abort();
+    out->refs = 1;
+    return out;
+}
+
+void outgoing_unref(struct outgoing *out)
+{
+    if (!out || --out->refs)
+        return;
+    if (out->sent)
+        out->sent(out->user);
+    buf_release(&out->buf);
+    free(out);
+}
+
+static void queue_push(struct queue *queue, struct outgoing *out)
+{
+    if (queue->count == queue->capacity) {
+        size_t capacity = queue->capacity ? queue->capacity * 2 : 64;
+        struct outgoing **items = calloc(capacity, sizeof *items);
+        if (!items)
+            abort();
+        for (size_t i = 0; i < queue->count; i++)
+            items[i] = queue->items[(queue->first + i) % queue->capacity];
+        free(queue->items);
+        *queue = (struct queue){.items = items, .count = queue->count, .capacity = capacity};
+    }
+    queue->items[(queue->first + queue->count++) % queue->capacity] = out;
+}
+
+static struct outgoing *queue_pop(struct queue *queue)
+{
+    if (!queue->count)
+        return NULL;
+    struct outgoing *out = queue->items[queue->first];
+    queue->first = (queue->first + 1) % queue->capacity;
+    queue->count--;
+    return out;
+}
+
+int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct peer_callbacks *callbacks, struct peer **ret_peer,
+             struct err *err)
+{
+    struct peer *peer = calloc(1, sizeof *peer);
+    if (!peer)
+        return err_no_memory(err, "duck", sizeof *peer);
+    *peer = (struct peer){.loop = loop, .duck = duck, .callbacks = *callbacks, .weights_fd = -1, .pidfd = -1};
+    snprintf(peer->name, sizeof peer->name, "%s", name);
+    *ret_peer = peer;
+    return 0;
+}
+
+void peer_set_local(struct peer *peer, const char *program, const char *cores, int weights_fd)
+{
+    peer->program = strdup(program);
+    peer->cores = strdup(cores);
+    if (!peer->program || !peer->cores)
+        abort();
+    peer->weights_fd = weights_fd;
+}
+
+pid_t peer_pid(const struct peer *peer)
+{
+    return peer->pid;
+}
+
+static void drop_queue(struct queue *queue)
+{
+    for (struct outgoing *out; (out = queue_pop(queue));)
+        outgoing_unref(out);
+}
+
+static void close_link(struct peer *peer)
+{
+    loop_io_free(peer->link_io);
+    peer->link_io = NULL;
+    transport_close(peer->transport);
+    peer->transport = NULL;
+    frame_reader_release(&peer->reader);
+    outgoing_unref(peer->now);
+    peer->now = NULL;
+    drop_queue(&peer->step);
+    drop_queue(&peer->bulk);
+    peer->phase = PEER_IDLE;
+}
+
+static void forget_child(struct peer *peer)
+{
+    loop_io_free(peer->pid_io);
+    peer->pid_io = NULL;
+    closep(&peer->pidfd);
+    peer->pid = 0;
+    peer->closed_ns = 0;
+    peer->broken[0] = '\0';
+}
+
+void peer_stop(struct peer *peer)
+{
+    close_link(peer);
+    if (peer->pid) {
+        pidfd_send_signal(peer->pidfd, SIGKILL, NULL, 0);
+        struct pollfd ended = {.fd = peer->pidfd, .events = POLLIN};
+        poll(&ended, 1, PEER_STOP_WAIT_MS);
+        char how[128];
+        local_reap(peer->pidfd, how, sizeof how);
+    }
+    forget_child(peer);
+}
+
+void peer_free(struct peer *peer)
+{
+    if (!peer)
+        return;
+    peer_stop(peer);
+    closep(&peer->weights_fd);
+    free(peer->step.items);
+    free(peer->bulk.items);
+    free(peer->program);
+    free(peer->cores);
+    free(peer);
+}
+
+/* The link is of no more use; the child's end (or the linger) brings `lost`, with the better reason. */
+static void link_broken(struct peer *peer, const char *why)
+{
+    if (why)
+        snprintf(peer->broken, sizeof peer->broken, "%s", why);
+    close_link(peer);
+    peer->closed_ns = clock_now_ns();
+}
+
+static void child_ended(void *user, bool readable, bool writable)
+{
+    (void)readable;
+    (void)writable;
+    struct peer *peer = user;
+    char how[128], reason[512];
+    if (!local_reap(peer->pidfd, how, sizeof how))
+        return;
+    snprintf(reason, sizeof reason, "its process %s%s%s", how, peer->broken[0] ? " after: " : "", peer->broken);
+    close_link(peer);
+    forget_child(peer);
+    peer->callbacks.lost(peer->callbacks.user, peer->duck, reason);
+}
+
+void peer_tick(struct peer *peer, uint64_t now)
+{
+    if (peer->pid && peer->closed_ns && now - peer->closed_ns > PEER_LINGER)
+        pidfd_send_signal(peer->pidfd, SIGKILL, NULL, 0);
+}
+
+/* Writes until all is out or the socket is full. False when the link broke. */
+static bool flush(struct peer *peer)
+{
+    for (;;) {
+        if (!peer->now) {
+            peer->now = queue_pop(&peer->step);
+            if (!peer->now)
+                peer->now = queue_pop(&peer->bulk);
+            peer->now_sent = 0;
+            if (!peer->now)
+                break;
+        }
+        const struct buf *buf = &peer->now->buf;
+        struct iovec part = {.iov_base = buf->data + peer->now_sent, .iov_len = buf->length - peer->now_sent};
+        ssize_t n = peer->transport->writev(peer->transport, &part, 1);
+        if (n == -EAGAIN)
+            break;
+        if (n < 0) {
+            char why[160];
+            snprintf(why, sizeof why, "write to its link: %s", strerror((int)-n));
+            link_broken(peer, n == -EPIPE || n == -ECONNRESET ? NULL : why);
+            return false;
+        }
+        peer->now_sent += (size_t)n;
+        if (peer->now_sent < buf->length)
+            continue;
+        struct outgoing *done = STEAL(peer->now);
+        outgoing_unref(done);
+    }
+    loop_io_want(peer->link_io, true, peer->now != NULL);
+    return true;
+}
+
+void peer_send(struct peer *peer, struct outgoing *out, bool bulk)
+{
+    if (!peer->transport)
+        return;
+    out->refs++;
+    queue_push(bulk ? &peer->bulk : &peer->step, out);
+    flush(peer);
+}
+
+static void send_simple(struct peer *peer, struct outgoing *out, int r)
+{
+    if (r < 0)
+        abort(); /* a few hundred bytes */
+    peer_send(peer, out, false);
+    outgoing_unref(out);
+}
+
+static int take_hello(struct peer *peer, const struct frame *frame, struct err *err)
+{
+    if (frame->type == WIRE_FAIL) {
+        struct err theirs = {0};
+        int r = msg_fail_decode(frame, &theirs, err);
+        if (r < 0)
+            return r;
+        err_copy(err, &theirs);
+        return err_prefix(err, "it refused the link");
+    }
+    if (frame->type != WIRE_HELLO_DUCK)
+        return err_set(err, -EPROTO, ERR_INTERNAL, "it sent %s before its HELLO_DUCK", frame_type_name(frame->type));
+    int r = msg_hello_duck_decode(frame, &peer->hello, err);
+    if (r < 0)
+        return r;
+    if (peer->hello.major != WIRE_VERSION_MAJOR)
+        return err_set(err, -EPROTO, ERR_INTERNAL, "%s speaks link version %u.%u, this fp9d %s speaks %d.%d", peer->hello.software,
+                       peer->hello.major, peer->hello.minor, FP9_VERSION, WIRE_VERSION_MAJOR, WIRE_VERSION_MINOR);
+    struct outgoing *out = outgoing_new();
+    send_simple(peer, out, msg_empty_encode(&out->buf, WIRE_SLOTS_GET, 1));
+    peer->phase = PEER_SLOTS;
+    return 0;
+}
+
+static int take_slots(struct peer *peer, const struct frame *frame, struct err *err)
+{
+    if (frame->type != WIRE_SLOTS)
+        return err_set(err, -EPROTO, ERR_INTERNAL, "it sent %s instead of SLOTS", frame_type_name(frame->type));
+    _cleanup_(freep) struct msg_slot *slots = NULL;
+    size_t count;
+    int r = msg_slots_decode(frame, &slots, &count, err);
+    if (r < 0)
+        return r;
+    peer->phase = PEER_UP;
+    peer->callbacks.up(peer->callbacks.user, peer->duck, &peer->hello, slots, count);
+    return 0;
+}
+
+static int take_frame(struct peer *peer, const struct frame *frame, struct err *err)
+{
+    switch (peer->phase) {
+    case PEER_HELLO: return take_hello(peer, frame, err);
+    case PEER_SLOTS: return take_slots(peer, frame, err);
+    case PEER_UP: peer->callbacks.frame(peer->callbacks.user, peer->duck, frame); return 0;
+    case PEER_IDLE: return 0;
+    }
+    return 0;
+}
+
+static void link_event(void *user, bool readable, bool writable)
+{
+    struct peer *peer = user;
+    if (writable && !flush(peer))
+        return;
+    if (!readable)
+        return;
+    struct err err = {0};
+    int r = transport_fill(peer->transport, &peer->reader, &err);
+    bool ended = r < 0;
+    while (peer->transport) {
+        struct frame frame;
+        struct err bad = {0};
+        int got = frame_reader_next(&peer->reader, &frame, &bad);
+        if (got == 0)
+            break;
+        if (got > 0)
+            got = take_frame(peer, &frame, &bad);
+        if (got < 0) {
+            link_broken(peer, bad.message);
+            return;
+        }
+    }
+    if (ended && peer->transport)
+        link_broken(peer, r == -ECONNRESET ? NULL : err.message);
+}
+
+struct start_failure {
+    struct peer *peer;
+    char reason[ERR_MESSAGE_MAX];
+};
+
+/* Reported from the loop, so that a start never re-enters whoever asked for it. */
+static void report_failure(void *user)
+{
+    struct start_failure *failure = user;
+    failure->peer->callbacks.lost(failure->peer->callbacks.user, failure->peer->duck, failure->reason);
+    free(failure);
+}
+
+static void start_failed(struct peer *peer, const struct err *err)
+{
+    struct start_failure *failure = calloc(1, sizeof *failure);
+    if (!failure)
+        abort();
+    failure->peer = peer;
+    snprintf(failure->reason, sizeof failure->reason, "%s", err->message);
+    loop_post(peer->loop, report_failure, failure);
+}
+
+static int start(struct peer *peer, struct err *err)
+{
+    _cleanup_(closep) int link = -1;
+    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, &peer->pid, &peer->pidfd, &link, err);
+    if (r < 0)
+        return r;
+    r = transport_socket_new(link, &peer->transport, err);
+    if (r < 0)
+        return r;
+    STEAL_FD(link);
+    r = loop_io_add(peer->loop, peer->transport->fd(peer->transport), link_event, peer, &peer->link_io, err);
+    if (r < 0)
+        return r;
+    return loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);
+}
+
+void peer_start(struct peer *peer)
+{
+    struct err err = {0};
+    if (start(peer, &err) < 0) {
+        peer_stop(peer);
+        start_failed(peer, &err);
+        return;
+    }
+    struct msg_hello hello = {.major = WIRE_VERSION_MAJOR, .minor = WIRE_VERSION_MINOR, .software = "fp9d " FP9_VERSION};
+    gethostname(hello.host, sizeof hello.host - 1);
+    struct outgoing *out = outgoing_new();
+    peer->phase = PEER_HELLO;
+    send_simple(peer, out, msg_hello_encode(&out->buf, 0, &hello));
+}

@@ -1,0 +1,56 @@
+/* One duck's link as fp9d sees it: process, transport, frames in and out.
+ *
+ * Outgoing frames wait in two queues; a bulk frame (prepare) is only begun when no step frame waits, so that loading never delays
+ * a step by more than one bulk frame. Loop thread only. */
+#ifndef FP9_HEAD_PEER_H
+#define FP9_HEAD_PEER_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/head/loop.h"
+#include "proto/base/buf.h"
+#include "proto/wire/msg_hello.h"
+#include "proto/wire/msg_prepare.h"
+#include "proto/wire/transport.h"
+
+/* Encoded frames shared by several queues (a step goes to all ranks from one copy). */
+struct outgoing {
+    unsigned refs;
+    struct buf buf;
+    loop_fn sent; /* called with `user` when the last byte is written or given up, by whoever wrote it; may be NULL */
+    void *user;
+};
+
+struct outgoing *outgoing_new(void); /* one reference; aborts when out of memory */
+void outgoing_unref(struct outgoing *out);
+
+struct peer;
+
+struct peer_callbacks {
+    void *user;
+    void (*up)(void *user, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t count);
+    void (*lost)(void *user, uint32_t duck, const char *reason);
+    void (*frame)(void *user, uint32_t duck, const struct frame *frame); /* every frame after SLOTS */
+};
+
+int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct peer_callbacks *callbacks, struct peer **ret_peer,
+             struct err *err);
+/* Kills and reaps the child, closes everything. */
+void peer_free(struct peer *peer);
+CLEANUP_DEFINE(struct peer *, peer_free);
+
+/* What a local duck is started with; weights_fd is taken. */
+void peer_set_local(struct peer *peer, const char *program, const char *cores, int weights_fd);
+/* Starts the child and the handshake. An error is reported through `lost`, later. */
+void peer_start(struct peer *peer);
+/* SIGKILL; no `lost` follows. */
+void peer_stop(struct peer *peer);
+/* A few times a second: kills a child that closed its link but does not end. */
+void peer_tick(struct peer *peer, uint64_t now);
+pid_t peer_pid(const struct peer *peer); /* 0: none */
+
+/* Takes a reference of its own. Frames for a peer without a link are dropped: its loss is reported anyway. */
+void peer_send(struct peer *peer, struct outgoing *out, bool bulk);
+
+#endif
