@@ -162,7 +162,8 @@ def count_junit(path, step, tally):
 def pytest_step(step, directory, tally, logs):
     report = os.path.join(logs, f"{step}.xml")
     env = dict(os.environ, FP9_BUILD=os.path.join(ROOT, directory), PYTHONDONTWRITEBYTECODE="1")
-    args = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--durations=8", "-ra", f"--junitxml={report}"]
+    args = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--durations=8", "-ra",
+            f"--junitxml={report}"]
     if step == "integration-san":
         env.update(SANITIZED, FP9_SANITIZED="1")
         args += ["-m", "sanitized"]

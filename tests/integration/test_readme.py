@@ -18,7 +18,8 @@ def blocks():
 def test_examples(make_daemon, tmp_path):
     daemon = make_daemon()
     names = {name: os.path.dirname(program(daemon.build, name)) for name in ("fp9ctl", "fp9d", "fp9-mkckpt")}
-    env = dict(daemon.env, FP9_SOCKET=daemon.socket, PATH=":".join(sorted(set(names.values()))) + ":" + os.environ["PATH"], TMPDIR=str(tmp_path))
+    env = dict(daemon.env, FP9_SOCKET=daemon.socket, TMPDIR=str(tmp_path),
+               PATH=":".join(sorted(set(names.values()))) + ":" + os.environ["PATH"])
     ran = 0
     for block in blocks():
         kept = [line for line in block.splitlines() if not line.startswith(LEFT_OUT) and "fp9d --" not in line]

@@ -147,6 +147,7 @@ def test_ctl_without_daemon(make_daemon):
     assert daemon.socket in done.stderr
 
 
-@pytest.mark.parametrize("args", [["nonsense"], ["load"], ["decode", "m"], ["status", "--nonsense"], ["job", "wait", "x"], []], ids=lambda a: " ".join(a) or "nothing")
+@pytest.mark.parametrize("args", [["nonsense"], ["load"], ["decode", "m"], ["status", "--nonsense"], ["job", "wait", "x"], []],
+                         ids=lambda a: " ".join(a) or "nothing")
 def test_ctl_wrong_usage(make_daemon, args):
     assert make_daemon(start=False).ctl(*args).status == 2

@@ -15,7 +15,12 @@ SKIP = 77
 SCRIPT = r"""
 set -euo pipefail
 step() { echo "step: $*"; }
-fail() { echo "FAILED: $*"; systemctl status fp9d.service fp9d.socket --no-pager -l || true; journalctl -u fp9d --no-pager -n 60 || true; exit 1; }
+fail() {
+  echo "FAILED: $*"
+  systemctl status fp9d.service fp9d.socket --no-pager -l || true
+  journalctl -u fp9d --no-pager -n 60 || true
+  exit 1
+}
 field() { systemctl show fp9d.service -P "$1"; }
 trap 'fail "a command of the step above"' ERR
 

@@ -27,7 +27,7 @@ MODULE_PREFIX = {
 
 def functions(code):
     """Names of functions defined with outside linkage: the definition begins in column 0 and a brace follows its parameters."""
-    for match in re.finditer(r"^(?!static\b|typedef\b|struct\s+\w+\s*\{|#|else\b|return\b)"
+    for match in re.finditer(r"^(?!static\b|\w+_INLINE\b|typedef\b|struct\s+\w+\s*\{|#|else\b|return\b)"
                              r"((?:[A-Za-z_][\w]*[ \t*]+)+)([A-Za-z_]\w*)\(([^;{}]*)\)\s*\n?\{", code, re.M):
         if "static" not in match.group(1).split() and match.group(2) not in ("if", "for", "while", "switch"):
             yield match.group(2)
@@ -42,6 +42,7 @@ def prefixes(path):
     for folder, more in MODULE_PREFIX.items():
         if path.startswith(folder):
             own += more
+    own.append(stem + "s_")  # of all of them: fills_new() in fill.c
     return tuple(own), stem
 
 

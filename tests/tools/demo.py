@@ -68,12 +68,14 @@ def main():
                     good = relative < BOUND
                     if not good:
                         wrong.append(f"{kind} of layer {layer}")
-                    print(f"{layer} {kind_of_layer:5} {kind:7} {step['tokens']:3}   {at_row:12.2f}  {at_element:14.1f}  2^{np.log2(relative):6.2f} "
-                          f"{'ok ' if good else 'BAD'}  {step['judge_wait_us']:10.1f} {step['duck_max_us']:9.1f} {step['judge_gap_us']:7.1f} "
-                          f"{step['judge_ratio']:7.2f}")
-            print(f"\nallowed: relative L2 below 2^-8. Small elements are sums in which large ones cancel, hence their many ulp.\n\n$ fp9ctl status")
+                    print(f"{layer} {kind_of_layer:5} {kind:7} {step['tokens']:3}   {at_row:12.2f}  {at_element:14.1f}  "
+                          f"2^{np.log2(relative):6.2f} {'ok ' if good else 'BAD'}  {step['judge_wait_us']:10.1f} "
+                          f"{step['duck_max_us']:9.1f} {step['judge_gap_us']:7.1f} {step['judge_ratio']:7.2f}")
+            print("\nallowed: relative L2 below 2^-8. Small elements are sums in which large ones cancel, hence their many ulp.")
+            print("\n$ fp9ctl status")
             sys.stdout.flush()
-            subprocess.run([program(build, "fp9ctl"), "--socket", daemon.socket, "status"], check=True, stdin=subprocess.DEVNULL, env=daemon.env)
+            subprocess.run([program(build, "fp9ctl"), "--socket", daemon.socket, "status"], check=True, stdin=subprocess.DEVNULL,
+                           env=daemon.env)
         except AssertionError as error:
             print(f"demo: {error}", file=sys.stderr)
             wrong.append("the run itself")

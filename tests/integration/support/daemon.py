@@ -120,10 +120,11 @@ class Daemon:
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
             left = self.group_members(group)
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        for pid, _ in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         if check:
             self.check_reports()
             assert status == 0, f"fp9d's exit status is {status}:\n{self.log()}"
@@ -163,7 +164,9 @@ class Daemon:
         return found
 
     def duck_pids(self):
-        return sorted(pid for pid, name in self.group_members(self.process.pid) if name.startswith("fp9-duck") and self.parent(pid) == self.process.pid)
+        """fp9d's own ducks (a one-shot judge is a child of a duck)."""
+        return sorted(pid for pid, name in self.group_members(self.process.pid)
+                      if name.startswith("fp9-duck") and self.parent(pid) == self.process.pid)
 
     @staticmethod
     def parent(pid):
@@ -175,11 +178,10 @@ class Daemon:
             return None
 
     def duck_name(self, pid):
-        """The name under which fp9d knows one of its ducks, from the duck's command line or environment."""
+        """The name that fp9d gave to a local duck."""
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().decode().split("\0")
-        names = {d["name"] for d in self.ctl("duck", "list").json["ducks"]}
-        return next((w.split("=")[-1] for w in words if w.split("=")[-1] in names), None)
+        return words[words.index("--name") + 1]
 
     # ---- fp9ctl
 
@@ -190,7 +192,8 @@ class Daemon:
 
     def ok(self, *args, **more):
         done = self.ctl(*args, **more)
-        assert done.status == 0, f"fp9ctl {' '.join(map(str, args))}: exit status {done.status}: {done.stderr}\n{done.stdout}\nfp9d's log:\n{self.log()[-4000:]}"
+        assert done.status == 0, (f"fp9ctl {' '.join(map(str, args))}: exit status {done.status}: {done.stderr}\n{done.stdout}\n"
+                                  f"fp9d's log:\n{self.log()[-4000:]}")
         return done.json
 
     def refused(self, *args, name, words=(), **more):
@@ -205,4 +208,5 @@ class Daemon:
         return done.error
 
     def run(self, kind, model, layer, source, target, prefix="", *more):
-        return self.ok(kind, model, "--layer", layer, "--input", source, *(["--prefix", prefix] if prefix else []), "--output", target, *more)
+        names = ["--prefix", prefix] if prefix else []
+        return self.ok(kind, model, "--layer", layer, "--input", source, *names, "--output", target, *more)
