@@ -19,7 +19,8 @@ from support.model import MODEL  # noqa: E402
 def show(label, told):
     wait, gap, duck = told["judge_wait_us"], told["judge_gap_us"], told["duck_max_us"]
     print(f"{label:22} {told['tokens_per_second']:9.1f} tok/s  tpot {told['tpot_us']:8.1f} us  "
-          f"judge_wait {wait['p50']:7.1f} / {wait['p99']:7.1f}  duck_max {duck['p50']:7.1f}  gap {gap['p50']:6.1f}  ratio {told['judge_ratio']:.2f}", flush=True)
+          f"judge_wait {wait['p50']:7.1f} / {wait['p99']:7.1f}  duck_max {duck['p50']:7.1f}  gap {gap['p50']:6.1f}  "
+          f"ratio {told['judge_ratio']:.2f}", flush=True)
 
 
 def main():
