@@ -1,0 +1,406 @@
+#include "daemon/duck/fill.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "proto/base/bytes.h"
+#include "proto/base/size.h"
+
+struct fill {
+    bool used;
+    uint64_t request;
+    uint32_t slot;
+    uint32_t expert_tiles; /* of one routed expert: 16-row tiles of gate, up and down */
+    uint32_t shared_tiles;
+    uint64_t tiles_left;   /* not arrived yet, all experts */
+    uint64_t *arrived;     /* owned; a bit a tile, experts in order, the shared one last */
+    bool *begun;           /* owned; [experts + 1], kernels_pack_begin done */
+};
+
+struct fills {
+    struct wbuf *wbuf; /* borrowed */
+    struct fill fills[FILLS_MAX];
+    uint64_t ignored[FILL_IGNORED_MAX]; /* requests that failed; a ring, the oldest is forgotten */
+    uint32_t ignored_count, ignored_next;
+    float *scales; /* owned; aligned copy of a frame's scales */
+    size_t scales_room;
+};
+
+int fills_new(struct wbuf *wbuf, struct fills **ret_fills, struct err *err)
+{
+    struct fills *fills = calloc(1, sizeof *fills);
+    if (!fills)
+        return err_no_memory(err, "prepare", sizeof *fills);
+    fills->wbuf = wbuf;
+    *ret_fills = fills;
+    return 0;
+}
+
+static void fill_release(struct fill *fill)
+{
+    free(fill->arrived);
+    free(fill->begun);
+    *fill = (struct fill){0};
+}
+
+static void fill_drop(struct fills *fills, struct fill *fill)
+{
+    wbuf_drop(fills->wbuf, fill->slot);
+    fill_release(fill);
+}
+
+void fills_free(struct fills *fills)
+{
+    if (!fills)
+        return;
+    for (size_t i = 0; i < FILLS_MAX; i++)
+        if (fills->fills[i].used)
+            fill_drop(fills, &fills->fills[i]);
+    free(fills->scales);
+    free(fills);
+}
+
+bool fills_active(const struct fills *fills)
+{
+    for (size_t i = 0; i < FILLS_MAX; i++)
+        if (fills->fills[i].used)
+            return true;
+    return false;
+}
+
+/* ---- requests that failed ----------------------------------------------------------------------- */
+
+static uint64_t *ignored_find(struct fills *fills, uint64_t request)
+{
+    for (uint32_t i = 0; i < fills->ignored_count; i++)
+        if (fills->ignored[i] == request)
+            return &fills->ignored[i];
+    return NULL;
+}
+
+static void ignore(struct fills *fills, uint64_t request)
+{
+    if (ignored_find(fills, request))
+        return;
+    if (fills->ignored_count < FILL_IGNORED_MAX) {
+        fills->ignored[fills->ignored_count++] = request;
+        return;
+    }
+    fills->ignored[fills->ignored_next] = request;
+    fills->ignored_next = (fills->ignored_next + 1) % FILL_IGNORED_MAX;
+}
+
+static bool ignored_forget(struct fills *fills, uint64_t request)
+{
+    uint64_t *at = ignored_find(fills, request);
+    if (at)
+        *at = fills->ignored[--fills->ignored_count];
+    if (fills->ignored_next >= fills->ignored_count)
+        fills->ignored_next = 0;
+    return at != NULL;
+}
+
+static struct fill *fill_find(struct fills *fills, uint64_t request)
+{
+    for (size_t i = 0; i < FILLS_MAX; i++)
+        if (fills->fills[i].used && fills->fills[i].request == request)
+            return &fills->fills[i];
+    return NULL;
+}
+
+static int no_such(struct fills *fills, uint64_t request, struct err *err)
+{
+    ignore(fills, request);
+    return err_set(err, -EPROTO, ERR_BAD_REQUEST, "request %llu: no PREPARE_BEGIN came before", (unsigned long long)request);
+}
+
+/* ---- begin -------------------------------------------------------------------------------------- */
+
+static uint32_t tiles(uint32_t rows)
+{
+    return (uint32_t)size_ceil_div(rows, LAYOUT_TILE_ROWS);
+}
+
+static uint32_t expert_tiles(const struct layout_mlp *layout)
+{
+    return 2 * tiles(layout->neurons) + tiles(layout->hidden);
+}
+
+static struct fill *fill_of_slot(struct fills *fills, uint32_t slot)
+{
+    for (size_t i = 0; i < FILLS_MAX; i++)
+        if (fills->fills[i].used && fills->fills[i].slot == slot)
+            return &fills->fills[i];
+    return NULL;
+}
+
+/* True for a slot that cannot stand beside a new one of these words. */
+static bool conflicts(const struct msg_slot *slot, const struct msg_prepare_begin *words)
+{
+    if (memcmp(slot->model_key, words->model_key, DIGEST_SIZE) != 0)
+        return false;
+    return slot->layer == words->layer || slot->tp != words->tp || slot->rank != words->rank || slot->multiple_of != words->multiple_of;
+}
+
+static int make_way(struct fills *fills, const struct msg_prepare_begin *words, struct err *err)
+{
+    struct wbuf *wbuf = fills->wbuf;
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        if (!wbuf_taken(wbuf, i))
+            continue;
+        struct msg_slot slot = wbuf_describe(wbuf, i);
+        const struct fill *other = conflicts(&slot, words) ? fill_of_slot(fills, i) : NULL;
+        if (other)
+            return err_set(err, -EBUSY, ERR_BUSY, "layer %u is being prepared by request %llu", slot.layer,
+                           (unsigned long long)other->request);
+    }
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        if (!wbuf_taken(wbuf, i))
+            continue;
+        struct msg_slot slot = wbuf_describe(wbuf, i);
+        if (conflicts(&slot, words))
+            wbuf_drop(wbuf, i);
+    }
+    return 0;
+}
+
+static int begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
+{
+    if (fill_find(fills, request))
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "request %llu is already being prepared", (unsigned long long)request);
+    struct fill *fill = NULL;
+    for (size_t i = 0; i < FILLS_MAX && !fill; i++)
+        if (!fills->fills[i].used)
+            fill = &fills->fills[i];
+    if (!fill)
+        return err_set(err, -EBUSY, ERR_BUSY, "%d layers are being prepared already", FILLS_MAX);
+    struct geometry geometry;
+    int r = geometry_init(words, &geometry, err);
+    if (r < 0)
+        return r;
+    r = make_way(fills, words, err);
+    if (r < 0)
+        return r;
+    uint32_t slot;
+    r = wbuf_alloc(fills->wbuf, words, &slot, err);
+    if (r < 0)
+        return r;
+    struct fill made = {.used = true, .request = request, .slot = slot, .expert_tiles = expert_tiles(&geometry.layout)};
+    made.shared_tiles = geometry.has_shared ? expert_tiles(&geometry.shared) : 0;
+    made.tiles_left = (uint64_t)made.expert_tiles * geometry.experts + made.shared_tiles;
+    size_t words_needed = size_ceil_div(made.tiles_left, 64);
+    made.arrived = calloc(words_needed, sizeof *made.arrived);
+    made.begun = calloc((size_t)geometry.experts + 1, sizeof *made.begun);
+    if (!made.arrived || !made.begun) {
+        fill_drop(fills, &made);
+        return err_no_memory(err, "prepare", words_needed * sizeof *made.arrived + geometry.experts);
+    }
+    *fill = made;
+    return 0;
+}
+
+int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
+{
+    ignored_forget(fills, request);
+    int r = begin(fills, request, words, err);
+    if (r == 0)
+        return 0;
+    struct fill *fill = fill_find(fills, request); /* a second BEGIN spoils the first */
+    if (fill)
+        fill_drop(fills, fill);
+    ignore(fills, request);
+    return err_prefix(err, "prepare of layer %u", words->layer);
+}
+
+/* ---- data --------------------------------------------------------------------------------------- */
+
+/* Which expert: its layout, bytes and first tile. */
+struct target {
+    const struct layout_mlp *layout;
+    uint8_t *bytes;
+    uint64_t first_tile;
+    uint32_t index; /* in begun[] */
+    char name[32];
+};
+
+static int target_of(const struct fills *fills, const struct fill *fill, uint32_t expert, struct target *ret_target, struct err *err)
+{
+    const struct geometry *g = wbuf_geometry(fills->wbuf, fill->slot);
+    uint8_t *data = wbuf_data(fills->wbuf, fill->slot);
+    bool shared = expert == MSG_EXPERT_SHARED;
+    if (shared && !g->has_shared)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "this layer has no shared expert");
+    if (!shared && expert >= g->experts)
+        return err_set(err, -EINVAL, ERR_BAD_EXPERT, "expert %u, the slot has %u", expert, g->experts);
+    *ret_target = (struct target){
+        .layout = shared ? &g->shared : &g->layout,
+        .bytes = shared ? data + g->shared_offset : data + expert * g->layout.expert_bytes,
+        .first_tile = (uint64_t)fill->expert_tiles * (shared ? g->experts : expert),
+        .index = shared ? g->experts : expert,
+    };
+    if (shared)
+        snprintf(ret_target->name, sizeof ret_target->name, "shared expert ");
+    else if (g->kind == MSG_SLOT_MOE)
+        snprintf(ret_target->name, sizeof ret_target->name, "expert %u ", expert);
+    return 0;
+}
+
+static uint32_t matrix_first_tile(const struct layout_mlp *layout, enum kernels_matrix matrix)
+{
+    return matrix == KERNELS_GATE ? 0 : matrix == KERNELS_UP ? tiles(layout->neurons) : 2 * tiles(layout->neurons);
+}
+
+static bool bit(const uint64_t *bits, uint64_t i)
+{
+    return bits[i / 64] >> (i % 64) & 1;
+}
+
+/* The sizes that kernels_pack takes on trust (columns, scales) and the rows that it has no memory of. */
+static int check_rows(const struct fill *fill, const struct target *target, const struct msg_prepare_data *data, struct err *err)
+{
+    enum kernels_matrix matrix = (enum kernels_matrix)data->matrix;
+    const struct layout_matrix *shape = geometry_matrix(target->layout, matrix);
+    uint32_t rows = geometry_rows(target->layout, matrix);
+    uint64_t scales = (uint64_t)tiles(data->rows) * shape->segments;
+    const char *name = kernels_matrix_name(matrix);
+    if (data->columns != shape->columns)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: rows of %u columns, the slice has %u", name, data->columns, shape->columns);
+    if (data->rows == 0 || data->first_row >= rows || data->rows > rows - data->first_row || data->first_row % LAYOUT_TILE_ROWS != 0)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u rows from row %u on, the slice has %u and rows come from multiples of %d", name,
+                       data->rows, data->first_row, rows, LAYOUT_TILE_ROWS);
+    if (data->scale_count != scales)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u scales for %u rows of %u segments, %llu are needed", name, data->scale_count,
+                       data->rows, shape->segments, (unsigned long long)scales);
+    uint64_t at = target->first_tile + matrix_first_tile(target->layout, matrix) + data->first_row / LAYOUT_TILE_ROWS;
+    for (uint32_t i = 0; i < tiles(data->rows); i++)
+        if (bit(fill->arrived, at + i))
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: row %u arrived twice", name, data->first_row + i * LAYOUT_TILE_ROWS);
+    return 0;
+}
+
+static int aligned_scales(struct fills *fills, const struct msg_prepare_data *data, struct err *err)
+{
+    if (data->scale_count > fills->scales_room) {
+        float *scales = realloc(fills->scales, data->scale_count * sizeof *scales);
+        if (!scales)
+            return err_no_memory(err, "scales", data->scale_count * sizeof *scales);
+        fills->scales = scales;
+        fills->scales_room = data->scale_count;
+    }
+    struct bytes_reader r = bytes_reader_init(data->scales, data->scale_count * sizeof(float));
+    for (uint32_t i = 0; i < data->scale_count; i++)
+        fills->scales[i] = bytes_read_f32(&r);
+    return 0;
+}
+
+static int take_rows(struct fills *fills, struct fill *fill, const struct msg_prepare_data *data, struct err *err)
+{
+    struct target target;
+    if (data->matrix > KERNELS_DOWN)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "matrix %u", data->matrix);
+    int r = target_of(fills, fill, data->expert, &target, err);
+    if (r < 0)
+        return r;
+    r = check_rows(fill, &target, data, err);
+    if (r == 0)
+        r = aligned_scales(fills, data, err);
+    if (r < 0)
+        return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
+    if (!fill->begun[target.index]) {
+        kernels_pack_begin(target.layout, target.bytes);
+        fill->begun[target.index] = true;
+    }
+    struct kernels_rows rows = {
+        .matrix = (enum kernels_matrix)data->matrix,
+        .first_row = data->first_row,
+        .rows = data->rows,
+        .codes = data->codes,
+        .scales = fills->scales,
+    };
+    r = kernels_pack(target.layout, target.bytes, &rows, err);
+    if (r < 0)
+        return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
+    uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows.matrix) + rows.first_row / LAYOUT_TILE_ROWS;
+    for (uint32_t i = 0; i < tiles(rows.rows); i++)
+        fill->arrived[(at + i) / 64] |= UINT64_C(1) << (at + i) % 64;
+    fill->tiles_left -= tiles(rows.rows);
+    return 0;
+}
+
+int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct err *err)
+{
+    struct fill *fill = fill_find(fills, request);
+    if (!fill)
+        return ignored_find(fills, request) ? 0 : no_such(fills, request, err);
+    int r = take_rows(fills, fill, data, err);
+    if (r == 0)
+        return 0;
+    uint32_t layer = wbuf_describe(fills->wbuf, fill->slot).layer;
+    fill_drop(fills, fill);
+    ignore(fills, request);
+    return err_prefix(err, "prepare of layer %u", layer);
+}
+
+/* ---- end ---------------------------------------------------------------------------------------- */
+
+static int missing(const struct fills *fills, const struct fill *fill, struct err *err)
+{
+    const struct geometry *g = wbuf_geometry(fills->wbuf, fill->slot);
+    uint64_t at = 0;
+    while (bit(fill->arrived, at))
+        at++;
+    bool shared = at >= (uint64_t)fill->expert_tiles * g->experts;
+    uint32_t expert = shared ? MSG_EXPERT_SHARED : (uint32_t)(at / fill->expert_tiles);
+    struct target target;
+    int r = target_of(fills, fill, expert, &target, err);
+    if (r < 0)
+        return r;
+    uint32_t tile = (uint32_t)(at - target.first_tile);
+    enum kernels_matrix matrix = KERNELS_DOWN;
+    while (matrix > KERNELS_GATE && tile < matrix_first_tile(target.layout, matrix))
+        matrix--;
+    uint32_t row = (tile - matrix_first_tile(target.layout, matrix)) * LAYOUT_TILE_ROWS;
+    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s: rows from %u on are missing (%llu of all tiles have not arrived)", target.name,
+                   kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left);
+}
+
+int fill_end(struct fills *fills, uint64_t request, struct msg_slot *ret_slot, struct err *err)
+{
+    struct fill *fill = fill_find(fills, request);
+    if (!fill)
+        return ignored_forget(fills, request) ? 0 : no_such(fills, request, err);
+    if (fill->tiles_left > 0) {
+        uint32_t layer = wbuf_describe(fills->wbuf, fill->slot).layer;
+        missing(fills, fill, err);
+        fill_drop(fills, fill);
+        return err_prefix(err, "prepare of layer %u", layer);
+    }
+    wbuf_finish(fills->wbuf, fill->slot);
+    *ret_slot = wbuf_describe(fills->wbuf, fill->slot);
+    fill_release(fill);
+    return 1;
+}
+
+void fills_drop(struct fills *fills, const uint8_t *model_key, uint64_t ret_requests[FILLS_MAX], size_t *ret_count)
+{
+    *ret_count = 0;
+    for (size_t i = 0; i < FILLS_MAX; i++) {
+        struct fill *fill = &fills->fills[i];
+        if (!fill->used)
+            continue;
+        struct msg_slot slot = wbuf_describe(fills->wbuf, fill->slot);
+        if (model_key && memcmp(slot.model_key, model_key, DIGEST_SIZE) != 0)
+            continue;
+        ignore(fills, fill->request);
+        ret_requests[(*ret_count)++] = fill->request;
+        fill_drop(fills, fill);
+    }
+}
+
+void fill_abort(struct fills *fills, uint64_t request)
+{
+    struct fill *fill = fill_find(fills, request);
+    if (fill)
+        fill_drop(fills, fill);
+    ignored_forget(fills, request);
+}

@@ -1,0 +1,456 @@
+#include "daemon/duck/link.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/duck/fill.h"
+#include "daemon/duck/session.h"
+#include "daemon/duck/steps.h"
+#include "proto/base/log.h"
+#include "proto/wire/msg_hello.h"
+
+#define DROPS_WAITING_MAX 64
+
+struct link {
+    struct link_facts facts;
+    struct wbuf *wbuf; /* borrowed */
+    struct exec *exec; /* borrowed */
+    struct buf *out;   /* borrowed */
+    bool greeted;
+    struct fills *fills; /* owned */
+    struct sessions sessions;
+    struct steps steps;
+    struct step *running; /* posted to exec; owned */
+    uint32_t running_slot;
+    struct compute_cost running_cost;
+    enum msg_dtype running_dtype;
+    /* DROPs whose memory a running step still reads. */
+    struct {
+        uint64_t request, freed;
+    } drops[DROPS_WAITING_MAX];
+    size_t drop_count;
+};
+
+int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exec, struct buf *out, struct link **ret_link, struct err *err)
+{
+    _cleanup_(link_freep) struct link *link = calloc(1, sizeof *link);
+    if (!link)
+        return err_no_memory(err, "link", sizeof *link);
+    link->facts = *facts;
+    link->wbuf = wbuf;
+    link->exec = exec;
+    link->out = out;
+    int r = fills_new(wbuf, &link->fills, err);
+    if (r < 0)
+        return r;
+    *ret_link = STEAL(link);
+    return 0;
+}
+
+void link_free(struct link *link)
+{
+    if (!link)
+        return;
+    fills_free(link->fills);
+    if (link->running) {
+        wbuf_unpin(link->wbuf, link->running_slot);
+        steps_done(&link->steps, link->running);
+    }
+    steps_release(&link->steps);
+    free(link);
+}
+
+bool link_greeted(const struct link *link)
+{
+    return link->greeted;
+}
+
+/* An encoder's failure (out of memory) ends the link: an answer that is not sent would be waited for in vain. */
+static int sent(int r, struct err *err)
+{
+    return r < 0 ? err_set(err, r, ERR_NO_MEMORY, "link: no memory for an answer") : 0;
+}
+
+/* Answers a refused request; the link goes on. */
+static int fail(struct link *link, uint64_t request, const struct err *why, struct err *err)
+{
+    log_debug("link", "request %" PRIu64 ": %s", request, why->message);
+    return sent(msg_fail_encode(link->out, request, why), err);
+}
+
+/* The peer broke the conversation: FAIL and the end of the link. */
+static int refuse(struct link *link, uint64_t request, const struct err *err)
+{
+    (void)msg_fail_encode(link->out, request, err);
+    return err->code;
+}
+
+/* ---- hello, ping, slots ------------------------------------------------------------------------- */
+
+static int on_hello(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_hello hello;
+    int r = msg_hello_decode(frame, &hello, err);
+    if (r < 0)
+        return r;
+    if (link->greeted)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "a second HELLO on one link");
+    if (hello.major != WIRE_VERSION_MAJOR) {
+        err_set(err, -EPROTONOSUPPORT, ERR_BAD_REQUEST, "link version %u.%u, this duck (fp9-duck %s) speaks %d.%d: the major versions must agree",
+                hello.major, hello.minor, FP9_VERSION, WIRE_VERSION_MAJOR, WIRE_VERSION_MINOR);
+        err_value_int(err, "peer_major", hello.major);
+        err_value_int(err, "duck_major", WIRE_VERSION_MAJOR);
+        return err->code;
+    }
+    struct msg_hello_duck answer = {
+        .major = WIRE_VERSION_MAJOR,
+        .minor = WIRE_VERSION_MINOR,
+        .software = "fp9-duck " FP9_VERSION,
+        .cores = link->facts.cores,
+        .capacity_bytes = wbuf_capacity(link->wbuf),
+        .used_bytes = wbuf_used(link->wbuf),
+    };
+    snprintf(answer.name, sizeof answer.name, "%s", link->facts.name);
+    snprintf(answer.boot_id, sizeof answer.boot_id, "%s", wbuf_boot_id(link->wbuf));
+    snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
+    link->greeted = true;
+    log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
+    return sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
+}
+
+static int on_ping(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_ping ping;
+    int r = msg_ping_decode(frame, &ping, err);
+    if (r < 0)
+        return r;
+    ping.progress = exec_progress(link->exec);
+    return sent(msg_ping_encode(link->out, WIRE_PONG, frame->request, &ping), err);
+}
+
+static int on_slots_get(struct link *link, const struct frame *frame, struct err *err)
+{
+    int r = msg_empty_decode(frame, err);
+    if (r < 0)
+        return r;
+    _cleanup_(freep) struct msg_slot *slots = calloc(WBUF_SLOTS_MAX, sizeof *slots);
+    if (!slots)
+        return sent(-ENOMEM, err);
+    size_t count = 0;
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++)
+        if (wbuf_taken(link->wbuf, i))
+            slots[count++] = wbuf_describe(link->wbuf, i);
+    return sent(msg_slots_encode(link->out, frame->request, slots, count), err);
+}
+
+/* ---- prepare ------------------------------------------------------------------------------------ */
+
+static int on_prepare_begin(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_prepare_begin words;
+    int r = msg_prepare_begin_decode(frame, &words, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    r = fill_begin(link->fills, frame->request, &words, &why);
+    return r < 0 ? fail(link, frame->request, &why, err) : 0;
+}
+
+static int on_prepare_data(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_prepare_data data;
+    int r = msg_prepare_data_decode(frame, &data, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    r = fill_data(link->fills, frame->request, &data, &why);
+    return r < 0 ? fail(link, frame->request, &why, err) : 0;
+}
+
+static int on_prepare_end(struct link *link, const struct frame *frame, struct err *err)
+{
+    int r = msg_empty_decode(frame, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    struct msg_slot slot;
+    r = fill_end(link->fills, frame->request, &slot, &why);
+    if (r < 0)
+        return fail(link, frame->request, &why, err);
+    return r > 0 ? sent(msg_slot_done_encode(link->out, frame->request, &slot), err) : 0;
+}
+
+static int on_prepare_abort(struct link *link, const struct frame *frame, struct err *err)
+{
+    int r = msg_empty_decode(frame, err);
+    if (r == 0)
+        fill_abort(link->fills, frame->request);
+    return r;
+}
+
+/* ---- drop --------------------------------------------------------------------------------------- */
+
+static int on_drop(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_drop drop;
+    int r = msg_drop_decode(frame, &drop, err);
+    if (r < 0)
+        return r;
+    if (link->drop_count == DROPS_WAITING_MAX) {
+        struct err why;
+        err_set(&why, -EBUSY, ERR_BUSY, "%d drops wait for a running step", DROPS_WAITING_MAX);
+        return fail(link, frame->request, &why, err);
+    }
+    uint64_t requests[FILLS_MAX];
+    size_t request_count;
+    fills_drop(link->fills, drop.all ? NULL : drop.model_key, requests, &request_count);
+    for (size_t i = 0; i < request_count; i++) {
+        struct err why;
+        err_set(&why, -ECANCELED, ERR_CANCELLED, "prepare: the model was dropped");
+        r = fail(link, requests[i], &why, err);
+        if (r < 0)
+            return r;
+    }
+    uint32_t doomed = wbuf_doomed(link->wbuf);
+    uint64_t freed = 0;
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        if (!wbuf_taken(link->wbuf, i))
+            continue;
+        struct msg_slot slot = wbuf_describe(link->wbuf, i);
+        if (drop.all || memcmp(slot.model_key, drop.model_key, DIGEST_SIZE) == 0)
+            freed += wbuf_drop(link->wbuf, i);
+    }
+    if (wbuf_doomed(link->wbuf) == doomed)
+        return sent(msg_dropped_encode(link->out, frame->request, freed), err);
+    link->drops[link->drop_count].request = frame->request;
+    link->drops[link->drop_count++].freed = freed;
+    return 0;
+}
+
+static int answer_drops(struct link *link, struct err *err)
+{
+    int r = 0;
+    for (size_t i = 0; i < link->drop_count && r == 0; i++)
+        r = sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
+    link->drop_count = 0;
+    return r;
+}
+
+/* ---- sessions and steps ------------------------------------------------------------------------- */
+
+static int on_session_open(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_session_open open;
+    int r = msg_session_open_decode(frame, &open, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    struct session_needs needs;
+    r = session_open(&link->sessions, link->wbuf, &open, &needs, &why);
+    if (r < 0)
+        return fail(link, frame->request, &why, err);
+    struct session *session = session_find(&link->sessions, open.session);
+    r = steps_reserve(&link->steps, open.max_tokens, session->hidden, open.top_k_max, &why);
+    /* While a step runs its scratch cannot move; the first step of this session then makes it larger if it must. */
+    if (r == 0 && !exec_busy(link->exec))
+        r = exec_reserve(link->exec, needs.scratch_bytes, needs.y_bytes, &why);
+    if (r < 0) {
+        session_close(session);
+        return fail(link, frame->request, &why, err);
+    }
+    return sent(msg_session_encode(link->out, WIRE_SESSION_OPENED, frame->request, open.session), err);
+}
+
+static int on_session_close(struct link *link, const struct frame *frame, struct err *err)
+{
+    uint64_t id;
+    int r = msg_session_decode(frame, &id, err);
+    if (r < 0)
+        return r;
+    struct session *session = session_find(&link->sessions, id);
+    if (!session || session->closing) {
+        struct err why;
+        err_set(&why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", id);
+        return fail(link, frame->request, &why, err);
+    }
+    if (link->running && link->running->words.session == id) {
+        session->closing = true;
+        session->close_request = frame->request;
+        return 0;
+    }
+    session_close(session);
+    return sent(msg_session_encode(link->out, WIRE_SESSION_CLOSED, frame->request, id), err);
+}
+
+/* Checks a step against what is true now and hands it to the kernel thread. */
+static int start(struct link *link, struct step *step, struct err *why)
+{
+    const struct session *session = session_find(&link->sessions, step->words.session);
+    if (!session || session->closing)
+        return err_set(why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", step->words.session);
+    uint32_t slot = wbuf_find(link->wbuf, session->open.model_key, step->words.layer);
+    if (slot == WBUF_NONE) {
+        char key[DIGEST_HEX_SIZE];
+        digest_hex(session->open.model_key, key);
+        err_set(why, -ESTALE, ERR_CACHE_STALE, "layer %u of model %.12s has no finished slot here", step->words.layer, key);
+        err_value_int(why, "layer", step->words.layer);
+        return why->code;
+    }
+    const struct geometry *geometry = wbuf_geometry(link->wbuf, slot);
+    int r = session_check_step(session, geometry, &step->words, why);
+    if (r < 0)
+        return err_prefix(why, "layer %u", step->words.layer);
+    struct exec_job job = {
+        .compute =
+            {
+                .layer = geometry_layer(geometry, wbuf_data(link->wbuf, slot)),
+                .kind = geometry->kind,
+                .tokens = step->words.tokens,
+                .top_k = step->words.top_k,
+                .hidden = step->words.hidden,
+                .dtype = session->open.partials,
+                .x = (const uint16_t *)(const void *)step->words.x,
+                .ids = (const int32_t *)(const void *)step->words.ids,
+                .weights = (const float *)(const void *)step->words.weights,
+                .partial = step->partial,
+            },
+        .one_shot = session->open.one_shot,
+    };
+    if (job.one_shot)
+        job.slot = (struct judge_slot){
+            .words = wbuf_words(link->wbuf, slot), .offset = wbuf_offset(link->wbuf, slot), .bytes = geometry->bytes};
+    r = exec_reserve(link->exec, kernels_scratch_bytes(&job.compute.layer), compute_y_bytes(job.compute.hidden), why);
+    if (r < 0)
+        return r;
+    wbuf_pin(link->wbuf, slot);
+    link->running = step;
+    link->running_slot = slot;
+    link->running_cost = compute_cost(&job.compute);
+    link->running_dtype = session->open.partials;
+    exec_post(link->exec, &job);
+    return 0;
+}
+
+static int start_next(struct link *link, struct err *err)
+{
+    struct step *step;
+    while (!link->running && (step = steps_pop(&link->steps))) {
+        struct err why;
+        int r = start(link, step, &why);
+        if (r == 0)
+            return 0;
+        r = fail(link, step->request, &why, err);
+        steps_done(&link->steps, step);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static int on_step(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_step step;
+    int r = msg_step_decode(frame, &step, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    const struct session *session = session_find(&link->sessions, step.session);
+    if (!session)
+        r = err_set(&why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", step.session);
+    else if (step.tokens > session->open.max_tokens)
+        r = err_set(&why, -EINVAL, ERR_BAD_SHAPE, "layer %u: %u tokens, the session was opened for %u", step.layer, step.tokens,
+                    session->open.max_tokens);
+    else
+        r = steps_push(&link->steps, frame->request, &step, &why);
+    if (r < 0)
+        return fail(link, frame->request, &why, err);
+    return start_next(link, err);
+}
+
+static int answer_step(struct link *link, const struct step *step, const struct exec_result *result, struct err *err)
+{
+    if (result->code < 0) {
+        struct err why = result->err;
+        err_prefix(&why, "layer %u", step->words.layer);
+        return fail(link, step->request, &why, err);
+    }
+    struct msg_step_done done = {
+        .duck_time_ns = result->duck_time_ns,
+        .params = link->running_cost.params,
+        .weight_bytes = link->running_cost.weight_bytes,
+        .dtype = link->running_dtype,
+        .tokens = step->words.tokens,
+        .hidden = step->words.hidden,
+    };
+    uint8_t *partial;
+    int r = msg_step_done_encode(link->out, step->request, &done, &partial);
+    if (r < 0)
+        return sent(r, err);
+    size_t bytes = (size_t)done.tokens * done.hidden * (done.dtype == MSG_F32 ? 4 : 2);
+    if (bytes)
+        memcpy(partial, step->partial, bytes);
+    return 0;
+}
+
+int link_exec_event(struct link *link, struct err *err)
+{
+    struct exec_result result;
+    if (!exec_take(link->exec, &result) || !link->running)
+        return 0;
+    struct step *step = link->running;
+    link->running = NULL;
+    wbuf_unpin(link->wbuf, link->running_slot);
+    int r = answer_step(link, step, &result, err);
+    uint64_t id = step->words.session;
+    steps_done(&link->steps, step);
+    if (r == 0)
+        r = answer_drops(link, err);
+    struct session *session = session_find(&link->sessions, id);
+    if (r == 0 && session && session->closing) {
+        r = sent(msg_session_encode(link->out, WIRE_SESSION_CLOSED, session->close_request, id), err);
+        session_close(session);
+    }
+    return r == 0 ? start_next(link, err) : r;
+}
+
+/* ---- dispatch ----------------------------------------------------------------------------------- */
+
+static int dispatch(struct link *link, const struct frame *frame, struct err *err)
+{
+    if (!link->greeted && frame->type != WIRE_HELLO)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "%s frame before HELLO", frame_type_name(frame->type));
+    switch (frame->type) {
+    case WIRE_HELLO: return on_hello(link, frame, err);
+    case WIRE_PING: return on_ping(link, frame, err);
+    case WIRE_SLOTS_GET: return on_slots_get(link, frame, err);
+    case WIRE_PREPARE_BEGIN: return on_prepare_begin(link, frame, err);
+    case WIRE_PREPARE_DATA: return on_prepare_data(link, frame, err);
+    case WIRE_PREPARE_END: return on_prepare_end(link, frame, err);
+    case WIRE_PREPARE_ABORT: return on_prepare_abort(link, frame, err);
+    case WIRE_DROP: return on_drop(link, frame, err);
+    case WIRE_SESSION_OPEN: return on_session_open(link, frame, err);
+    case WIRE_SESSION_CLOSE: return on_session_close(link, frame, err);
+    case WIRE_STEP: return on_step(link, frame, err);
+    case WIRE_FAIL: {
+        struct err peer;
+        int r = msg_fail_decode(frame, &peer, err);
+        return r < 0 ? r : err_set(err, -EPROTO, ERR_BAD_REQUEST, "the head says: %.900s", peer.message);
+    }
+    case WIRE_HELLO_DUCK:
+    case WIRE_PONG:
+    case WIRE_SLOTS:
+    case WIRE_SLOT_DONE:
+    case WIRE_DROPPED:
+    case WIRE_SESSION_OPENED:
+    case WIRE_SESSION_CLOSED:
+    case WIRE_STEP_DONE: break;
+    }
+    return err_set(err, -EPROTO, ERR_BAD_REQUEST, "%s frame: a duck does not take it", frame_type_name(frame->type));
+}
+
+int link_frame(struct link *link, const struct frame *frame, struct err *err)
+{
+    int r = dispatch(link, frame, err);
+    return r < 0 ? refuse(link, frame->request, err) : 0;
+}

@@ -1,0 +1,33 @@
+/* One link to a head: frames in, answers out (proto/wire/wire.h has the conversation). Knows no descriptor and no clock: the loop feeds it.
+ *
+ * Steps run in order on the kernel thread; all else is answered at once, PING also while kernels run. A DROP that meets a running step on its
+ * slots, and a SESSION_CLOSE that meets one of its session, are answered after it. One thread.
+ */
+#ifndef FP9_DUCK_LINK_H
+#define FP9_DUCK_LINK_H
+
+#include "daemon/duck/exec.h"
+#include "daemon/duck/wbuf.h"
+#include "proto/wire/frame.h"
+
+struct link;
+
+struct link_facts {
+    const char *name; /* of this duck */
+    uint32_t cores;
+};
+
+/* wbuf and exec are borrowed and must outlive the link; answers are appended to `out`. */
+int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exec, struct buf *out, struct link **ret_link, struct err *err);
+/* Not while exec runs a step of it: exec_free first. Unfinished slots are dropped. */
+void link_free(struct link *link);
+CLEANUP_DEFINE(struct link *, link_free);
+
+/* Takes one frame. 0, or negative when the link must be closed (a FAIL that says why is in `out` already). */
+int link_frame(struct link *link, const struct frame *frame, struct err *err);
+/* After exec's eventfd fired: answers the step and starts the next one. Negative as above. */
+int link_exec_event(struct link *link, struct err *err);
+/* True once HELLO was exchanged. */
+bool link_greeted(const struct link *link);
+
+#endif

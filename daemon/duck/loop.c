@@ -1,0 +1,144 @@
+#include "daemon/duck/loop.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+
+#include "proto/base/log.h"
+#include "proto/wire/msg_hello.h"
+
+#define READS_A_TURN 16              /* then signals and the kernel thread have their turn */
+#define OUT_HIGH (64u * 1024 * 1024) /* a peer that does not read its answers is not read either */
+#define LAST_WORDS_MS 1000           /* for a FAIL to leave before the link is closed */
+
+enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_COUNT };
+
+struct loop {
+    struct transport *transport; /* borrowed */
+    struct exec *exec;           /* owned */
+    struct link *link;           /* owned */
+    struct frame_reader reader;
+    struct transport_queue out;
+    bool more; /* the transport may hold bytes that poll does not see */
+};
+
+static void loop_release(struct loop *loop)
+{
+    exec_free(loop->exec); /* first: a running step reads the link's memory */
+    link_free(loop->link);
+    frame_reader_release(&loop->reader);
+    transport_queue_release(&loop->out);
+}
+
+static void signal_set(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+}
+
+int loop_block_signals(struct err *err)
+{
+    sigset_t set;
+    signal_set(&set);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+        return err_errno(err, "signals");
+    return 0;
+}
+
+/* Reads what is there, answers it. */
+static int serve_input(struct loop *loop, struct err *err)
+{
+    loop->more = true;
+    for (int i = 0; i < READS_A_TURN; i++) {
+        if (loop->out.buf.length - loop->out.sent > OUT_HIGH)
+            return 0;
+        int r = transport_fill(loop->transport, &loop->reader, err);
+        if (r <= 0) {
+            loop->more = false;
+            return r;
+        }
+        struct frame frame;
+        while ((r = frame_reader_next(&loop->reader, &frame, err)) > 0) {
+            r = link_frame(loop->link, &frame, err);
+            if (r < 0)
+                return r;
+        }
+        if (r < 0) {
+            (void)msg_fail_encode(&loop->out.buf, 0, err);
+            return r;
+        }
+    }
+    return 0;
+}
+
+/* Before a link that broke the conversation is closed: its FAIL may leave. */
+static void last_words(struct loop *loop)
+{
+    while (transport_flush(loop->transport, &loop->out, NULL) == 0) {
+        struct pollfd wait = {.fd = loop->transport->fd(loop->transport), .events = POLLOUT};
+        if (poll(&wait, 1, LAST_WORDS_MS) <= 0)
+            return;
+    }
+}
+
+static bool peer_gone(int code)
+{
+    return code == -ECONNRESET || code == -EPIPE;
+}
+
+static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *err)
+{
+    bool want_write = !transport_queue_empty(&loop->out);
+    struct pollfd wait[AT_COUNT] = {
+        [AT_LINK] = {.fd = loop->transport->fd(loop->transport), .events = loop->transport->events(loop->transport, want_write)},
+        [AT_EXEC] = {.fd = exec_event_fd(loop->exec), .events = POLLIN},
+        [AT_SIGNAL] = {.fd = signal_fd, .events = POLLIN},
+    };
+    bool full = loop->out.buf.length - loop->out.sent > OUT_HIGH;
+    if (full)
+        wait[AT_LINK].events &= ~POLLIN;
+    if (poll(wait, AT_COUNT, loop->more && !full ? 0 : -1) < 0 && errno != EINTR)
+        return err_errno(err, "poll");
+    struct signalfd_siginfo info;
+    if (wait[AT_SIGNAL].revents & POLLIN && read(signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        log_info("duck", "signal %u: stopping", info.ssi_signo);
+        *ret_stop = true;
+        return 0;
+    }
+    int r = 0;
+    if (wait[AT_EXEC].revents & POLLIN)
+        r = link_exec_event(loop->link, err);
+    /* Results leave before more work is read in. */
+    if (r == 0)
+        r = transport_flush(loop->transport, &loop->out, err);
+    if (r >= 0 && (loop->more || wait[AT_LINK].revents & (POLLIN | POLLHUP | POLLERR)))
+        r = serve_input(loop, err);
+    if (r >= 0)
+        r = transport_flush(loop->transport, &loop->out, err);
+    return r < 0 ? r : 0;
+}
+
+int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, struct err *err)
+{
+    sigset_t set;
+    signal_set(&set);
+    _cleanup_(closep) int signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signal_fd < 0)
+        return err_errno(err, "signalfd");
+    _cleanup_(loop_release) struct loop loop = {.transport = transport};
+    int r = exec_new(wbuf_fd(wbuf), &loop.exec, err);
+    if (r == 0)
+        r = link_new(facts, wbuf, loop.exec, &loop.out.buf, &loop.link, err);
+    bool stop = false;
+    while (r == 0 && !stop)
+        r = turn(&loop, signal_fd, &stop, err);
+    if (r < 0 && peer_gone(r)) {
+        log_info("duck", "the link was closed by fp9d");
+        return 0;
+    }
+    if (r < 0)
+        last_words(&loop);
+    return r;
+}

@@ -1,0 +1,88 @@
+/* fp9-duck: the list of what happens, in order. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "daemon/duck/cores.h"
+#include "daemon/duck/judge.h"
+#include "daemon/duck/loop.h"
+#include "daemon/duck/options.h"
+#include "proto/base/log.h"
+#include "proto/base/size.h"
+#include "proto/wire/transport_socket.h"
+
+static int refuse(const struct err *err)
+{
+    log_error("duck", "%s", err->message);
+    return EXIT_FAILURE;
+}
+
+static int open_weights(const struct options *options, struct wbuf **ret_wbuf, struct err *err)
+{
+    char note[WBUF_NOTE_MAX], size[32];
+    uint64_t bytes = options->memory ? options->memory : options_default_memory();
+    int r = wbuf_open(options->weights_fd, bytes, options_huge(options), ret_wbuf, note, err);
+    if (r < 0)
+        return r;
+    /* Kernel processes inherit it; nothing else is ever executed. */
+    if (fcntl(wbuf_fd(*ret_wbuf), F_SETFD, 0) < 0)
+        return err_errno(err, "weight buffer");
+    log_info("duck", "weight buffer of %s, boot id %s: %s", size_format(wbuf_capacity(*ret_wbuf), size, sizeof size),
+             wbuf_boot_id(*ret_wbuf), note);
+    return 0;
+}
+
+static int serve(const struct options *options, struct err *err)
+{
+    struct link_facts facts = {.name = options->name};
+    /* fp9d's death closes the link, which ends the loop; the signal is for the time before it. Whoever died before this line has
+     * closed the link already, so there is no race to lose. */
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    int r = loop_block_signals(err);
+    if (r < 0)
+        return r;
+    _cleanup_(transport_closep) struct transport *transport = NULL;
+    r = transport_socket_new(options->link_fd, &transport, err);
+    if (r < 0)
+        return err_prefix(err, "--link-fd");
+    r = cores_apply(options->cores, &facts.cores, err);
+    if (r < 0)
+        return r;
+    r = kernels_select(getenv("FP9_CPU"), err);
+    if (r < 0)
+        return err_prefix(err, "FP9_CPU");
+    _cleanup_(wbuf_freep) struct wbuf *wbuf = NULL;
+    r = open_weights(options, &wbuf, err);
+    if (r < 0)
+        return r;
+    log_info("duck", "%s serves over descriptor %d with %u cores, kernels %s", options->name, options->link_fd, facts.cores,
+             kernels_tier_name());
+    return loop_run(transport, &facts, wbuf, err);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], JUDGE_OPTION) == 0)
+        return judge_main(argc, argv);
+    log_set_program("fp9-duck");
+    struct err err = {0};
+    _cleanup_(options_release) struct options options = {.link_fd = -1, .weights_fd = -1};
+    int r = options_read(argc, argv, &options, &err);
+    if (r > 0)
+        return r - 1;
+    if (r < 0)
+        return refuse(&err);
+    if (options.check_config) {
+        printf("fp9-duck: configuration is good\n");
+        return EXIT_SUCCESS;
+    }
+    if (options.link_fd < 0) {
+        log_error("duck", "this version serves only the link that fp9d gives to its local ducks (--link-fd); TCP service on %s comes with a "
+                          "later version", options.listen);
+        return EXIT_FAILURE;
+    }
+    return serve(&options, &err) < 0 ? refuse(&err) : EXIT_SUCCESS;
+}

@@ -1,0 +1,33 @@
+/* What fp9-duck is told: defaults, then the configuration file, then the command line. */
+#ifndef FP9_DUCK_OPTIONS_H
+#define FP9_DUCK_OPTIONS_H
+
+#include <stdint.h>
+
+#include "daemon/duck/wbuf.h"
+
+struct options {
+    char *listen;      /* owned, as all strings here; "ADDR:PORT" */
+    char *key_file;    /* "" none */
+    bool plaintext;
+    uint64_t memory;   /* bytes; 0: options_default_memory() */
+    char *cores;       /* "" all */
+    char *huge_pages;  /* auto yes no */
+    char *spin_us;     /* "auto" or a number */
+    char *name;        /* "" the host's */
+    int link_fd;       /* -1: none */
+    int weights_fd;    /* -1: none */
+    bool check_config;
+};
+
+#define OPTIONS_USAGE 2 /* exit status for a wrong command line */
+
+/* 0: run. Positive: exit with (value - 1), everything was said already (help, version, usage). Negative: refused, err says why.
+ * The file of --config must be there; the default file need not, and is not read when --link-fd is given. */
+int options_read(int argc, char **argv, struct options *ret_options, struct err *err);
+void options_release(struct options *options);
+
+uint64_t options_default_memory(void); /* three quarters of the machine's */
+enum wbuf_huge options_huge(const struct options *options);
+
+#endif

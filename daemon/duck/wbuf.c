@@ -1,0 +1,447 @@
+#include "daemon/duck/wbuf.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "daemon/duck/wbuf_format.h"
+#include "proto/base/size.h"
+
+struct aux {
+    struct geometry geometry; /* valid while the slot is in use */
+    uint32_t pins;
+    bool doomed;      /* dropped while pinned: [offset, offset + bytes) is still in use */
+    uint64_t offset, bytes;
+};
+
+struct wbuf {
+    int fd;        /* owned */
+    uint8_t *map;  /* owned, `size` bytes, shared */
+    uint64_t size;
+    struct wbuf_header *header; /* = map */
+    struct aux aux[WBUF_SLOTS_MAX];
+    uint32_t order[WBUF_SLOTS_MAX]; /* slots that hold a range, by offset */
+    uint32_t order_count;
+};
+
+static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
+{
+    return wbuf->aux[slot].doomed ? wbuf->aux[slot].offset : wbuf->header->slots[slot].offset;
+}
+
+static uint64_t slot_pages(const struct wbuf *wbuf, uint32_t slot)
+{
+    return size_round_up(wbuf->aux[slot].doomed ? wbuf->aux[slot].bytes : wbuf->header->slots[slot].bytes, WBUF_SLOT_ALIGN);
+}
+
+static void order_insert(struct wbuf *wbuf, uint32_t slot)
+{
+    uint32_t at = wbuf->order_count;
+    while (at > 0 && slot_offset(wbuf, wbuf->order[at - 1]) > slot_offset(wbuf, slot)) {
+        wbuf->order[at] = wbuf->order[at - 1];
+        at--;
+    }
+    wbuf->order[at] = slot;
+    wbuf->order_count++;
+}
+
+static void order_remove(struct wbuf *wbuf, uint32_t slot)
+{
+    uint32_t at = 0;
+    while (wbuf->order[at] != slot)
+        at++;
+    memmove(&wbuf->order[at], &wbuf->order[at + 1], (wbuf->order_count - at - 1) * sizeof wbuf->order[0]);
+    wbuf->order_count--;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------- */
+
+static int own_memfd(uint64_t bytes, int *ret_fd, struct err *err)
+{
+    _cleanup_(closep) int fd = memfd_create("fp9-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return err_errno(err, "weight buffer: memfd_create");
+    if (bytes > INT64_MAX || ftruncate(fd, (off_t)bytes) < 0)
+        return err_errno(err, "weight buffer of %" PRIu64 " bytes", bytes);
+    *ret_fd = STEAL_FD(fd);
+    return 0;
+}
+
+/* The size of the file, set when it is empty. */
+static int file_size(int fd, uint64_t bytes, uint64_t *ret_size, struct err *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return err_errno(err, "weight buffer: descriptor %d", fd);
+    if (!S_ISREG(st.st_mode))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "weight buffer: descriptor %d is no memfd or file", fd);
+    if (st.st_size == 0) {
+        if (bytes > INT64_MAX || ftruncate(fd, (off_t)bytes) < 0)
+            return err_errno(err, "weight buffer of %" PRIu64 " bytes", bytes);
+        st.st_size = (off_t)bytes;
+    }
+    if ((uint64_t)st.st_size < WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "weight buffer: %lld bytes, at least %" PRIu64 " are needed", (long long)st.st_size,
+                       WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN);
+    /* A file that shrinks under the mapping would kill us. A file that is no memfd cannot be sealed; its owner must be trusted. */
+    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
+    *ret_size = (uint64_t)st.st_size;
+    return 0;
+}
+
+static int take_pages(int fd, uint64_t offset, uint64_t bytes, struct err *err)
+{
+    int r;
+    do
+        r = fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    while (r < 0 && errno == EINTR);
+    if (r < 0) {
+        err_errno(err, "weight buffer: the system has no %" PRIu64 " bytes", bytes);
+        err_value_int(err, "needs", (long long)bytes);
+        return err ? err->code : -errno;
+    }
+    return 0;
+}
+
+/* Takes over what the buffer holds. */
+static int attach(struct wbuf *wbuf, char *note, struct err *err)
+{
+    _cleanup_(freep) struct geometry *geometries = calloc(WBUF_SLOTS_MAX, sizeof *geometries);
+    if (!geometries)
+        return err_no_memory(err, "weight buffer", WBUF_SLOTS_MAX * sizeof *geometries);
+    uint32_t dropped;
+    int r = wbuf_format_check(wbuf->header, wbuf->size, geometries, &dropped, err);
+    if (r < 0)
+        return r;
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        const struct wbuf_slot *slot = &wbuf->header->slots[i];
+        if (slot->state != MSG_SLOT_FINISHED)
+            continue;
+        wbuf->aux[i].geometry = geometries[i];
+        order_insert(wbuf, i);
+        /* Pages are there already unless somebody punched them; then they must not be missing at the first read. */
+        r = take_pages(wbuf->fd, slot->offset, slot->bytes, err);
+        if (r < 0)
+            return r;
+    }
+    if (dropped > 0) {
+        /* What unfinished slots held is given back: everything between finished ones. */
+        uint64_t at = WBUF_DATA_OFFSET;
+        for (uint32_t i = 0; i <= wbuf->order_count; i++) {
+            uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : wbuf->size;
+            if (until > at)
+                (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)(until - at));
+            at = i < wbuf->order_count ? until + slot_pages(wbuf, wbuf->order[i]) : until;
+        }
+    }
+    snprintf(note, WBUF_NOTE_MAX, "attached: %u finished slots, %u unfinished ones dropped", wbuf->order_count, dropped);
+    return 0;
+}
+
+static int format(struct wbuf *wbuf, struct err *err)
+{
+    (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)WBUF_DATA_OFFSET,
+                    (off_t)(wbuf->size - WBUF_DATA_OFFSET));
+    return wbuf_format_init(wbuf->header, wbuf->size, err);
+}
+
+static bool all_zero(const void *data, size_t length)
+{
+    const uint8_t *bytes = data;
+    return bytes[0] == 0 && memcmp(bytes, bytes + 1, length - 1) == 0;
+}
+
+static void ask_huge(struct wbuf *wbuf, enum wbuf_huge huge, char *note)
+{
+    int r = madvise(wbuf->map, wbuf->size, huge == WBUF_HUGE_NO ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    if (r < 0 && huge == WBUF_HUGE_YES) {
+        size_t length = strlen(note);
+        snprintf(note + length, WBUF_NOTE_MAX - length, "; huge pages were refused: %s", strerror(errno));
+    }
+}
+
+int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbuf, char *ret_note, struct err *err)
+{
+    _cleanup_(closep) int own = -1;
+    uint64_t size = 0;
+    int r = fd < 0 ? own_memfd(bytes, &own, err) : 0;
+    if (r < 0)
+        return r;
+    r = file_size(fd < 0 ? own : fd, bytes, &size, err);
+    if (r < 0)
+        return r;
+    _cleanup_(wbuf_freep) struct wbuf *wbuf = calloc(1, sizeof *wbuf);
+    if (!wbuf)
+        return err_no_memory(err, "weight buffer", sizeof *wbuf);
+    wbuf->fd = -1;
+    r = take_pages(fd < 0 ? own : fd, 0, WBUF_DATA_OFFSET, err);
+    if (r < 0)
+        return r;
+    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd < 0 ? own : fd, 0);
+    if (map == MAP_FAILED)
+        return err_errno(err, "weight buffer: %" PRIu64 " bytes cannot be mapped", size);
+    wbuf->map = map;
+    wbuf->size = size;
+    wbuf->header = map;
+    wbuf->fd = fd < 0 ? own : fd;
+    if (all_zero(wbuf->header, sizeof *wbuf->header)) {
+        snprintf(ret_note, WBUF_NOTE_MAX, "new");
+        r = format(wbuf, err);
+    } else {
+        r = attach(wbuf, ret_note, err);
+        if (r == -EBADMSG) {
+            snprintf(ret_note, WBUF_NOTE_MAX, "formatted anew: %.400s", err ? err->message : "");
+            r = format(wbuf, err);
+        }
+    }
+    if (r < 0) {
+        wbuf->fd = -1; /* the caller's, or closed with `own` */
+        return r;
+    }
+    own = -1;
+    ask_huge(wbuf, huge, ret_note);
+    *ret_wbuf = STEAL(wbuf);
+    return 0;
+}
+
+void wbuf_free(struct wbuf *wbuf)
+{
+    if (!wbuf)
+        return;
+    if (wbuf->map)
+        munmap(wbuf->map, wbuf->size);
+    closep(&wbuf->fd);
+    free(wbuf);
+}
+
+/* ---- facts ------------------------------------------------------------------------------------ */
+
+int wbuf_fd(const struct wbuf *wbuf)
+{
+    return wbuf->fd;
+}
+
+const char *wbuf_boot_id(const struct wbuf *wbuf)
+{
+    return wbuf->header->boot_id;
+}
+
+uint64_t wbuf_capacity(const struct wbuf *wbuf)
+{
+    return wbuf->size - WBUF_DATA_OFFSET;
+}
+
+uint64_t wbuf_used(const struct wbuf *wbuf)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < wbuf->order_count; i++)
+        used += slot_pages(wbuf, wbuf->order[i]);
+    return used;
+}
+
+bool wbuf_taken(const struct wbuf *wbuf, uint32_t slot)
+{
+    return wbuf->header->slots[slot].state != 0;
+}
+
+static uint32_t find(const struct wbuf *wbuf, const uint8_t *model_key, uint32_t layer, bool finished)
+{
+    for (uint32_t i = 0; i < wbuf->order_count; i++) {
+        uint32_t at = wbuf->order[i];
+        const struct wbuf_slot *slot = &wbuf->header->slots[at];
+        if (slot->layer == layer && (finished ? slot->state == MSG_SLOT_FINISHED : slot->state != 0) &&
+            memcmp(slot->model_key, model_key, DIGEST_SIZE) == 0)
+            return at;
+    }
+    return WBUF_NONE;
+}
+
+uint32_t wbuf_find(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer)
+{
+    return find(wbuf, model_key, layer, true);
+}
+
+uint32_t wbuf_find_any(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer)
+{
+    return find(wbuf, model_key, layer, false);
+}
+
+uint8_t *wbuf_data(const struct wbuf *wbuf, uint32_t slot)
+{
+    return wbuf->map + slot_offset(wbuf, slot);
+}
+
+uint64_t wbuf_offset(const struct wbuf *wbuf, uint32_t slot)
+{
+    return slot_offset(wbuf, slot);
+}
+
+const struct geometry *wbuf_geometry(const struct wbuf *wbuf, uint32_t slot)
+{
+    return &wbuf->aux[slot].geometry;
+}
+
+struct msg_prepare_begin wbuf_words(const struct wbuf *wbuf, uint32_t slot)
+{
+    return wbuf_format_words(&wbuf->header->slots[slot]);
+}
+
+struct msg_slot wbuf_describe(const struct wbuf *wbuf, uint32_t slot)
+{
+    const struct wbuf_slot *from = &wbuf->header->slots[slot];
+    struct msg_slot to = {
+        .tp = from->tp,
+        .rank = from->rank,
+        .multiple_of = from->multiple_of,
+        .layer = from->layer,
+        .kind = (enum msg_slot_kind)from->kind,
+        .state = (enum msg_slot_state)from->state,
+        .bytes = from->bytes,
+        .checksum = from->state == MSG_SLOT_FINISHED ? from->checksum : 0,
+    };
+    memcpy(to.model_key, from->model_key, DIGEST_SIZE);
+    memcpy(to.sources, from->sources, DIGEST_SIZE);
+    return to;
+}
+
+/* ---- slots ------------------------------------------------------------------------------------ */
+
+static int no_room(const struct wbuf *wbuf, uint64_t bytes, uint64_t largest, struct err *err)
+{
+    uint64_t left = wbuf_capacity(wbuf) - wbuf_used(wbuf);
+    char needs[32], has[32], range[32];
+    err_set(err, -ENOMEM, ERR_NO_MEMORY, "weight buffer: needs %" PRIu64 " bytes (%s), has %" PRIu64 " (%s) free, the largest range %s%s",
+            bytes, size_format(bytes, needs, sizeof needs), left, size_format(left, has, sizeof has),
+            size_format(largest, range, sizeof range), wbuf_doomed(wbuf) ? "; dropped slots wait for a running step" : "");
+    err_value_int(err, "needs", (long long)bytes);
+    err_value_int(err, "has", (long long)left);
+    return -ENOMEM;
+}
+
+static void give_back(struct wbuf *wbuf, uint64_t offset, uint64_t pages)
+{
+    uint64_t length = offset + pages > wbuf->size ? wbuf->size - offset : pages;
+    (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
+}
+
+/* The first free range of at least `pages` bytes. */
+static bool first_fit(const struct wbuf *wbuf, uint64_t pages, uint64_t *ret_offset, uint64_t *ret_largest)
+{
+    uint64_t at = WBUF_DATA_OFFSET, end = wbuf->size - wbuf->size % WBUF_SLOT_ALIGN;
+    *ret_largest = 0;
+    for (uint32_t i = 0; i <= wbuf->order_count; i++) {
+        uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : end;
+        uint64_t range = until > at ? until - at : 0;
+        if (range >= pages) {
+            *ret_offset = at;
+            return true;
+        }
+        if (range > *ret_largest)
+            *ret_largest = range;
+        if (i < wbuf->order_count)
+            at = until + slot_pages(wbuf, wbuf->order[i]);
+    }
+    return false;
+}
+
+int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
+{
+    struct geometry geometry;
+    int r = geometry_init(words, &geometry, err);
+    if (r < 0)
+        return r;
+    uint64_t offset, largest = 0;
+    if (geometry.bytes > wbuf->size)
+        return no_room(wbuf, geometry.bytes, wbuf_capacity(wbuf) - wbuf_used(wbuf), err);
+    if (!first_fit(wbuf, size_round_up(geometry.bytes, WBUF_SLOT_ALIGN), &offset, &largest))
+        return no_room(wbuf, geometry.bytes, largest, err);
+    uint32_t i = 0;
+    while (i < WBUF_SLOTS_MAX && (wbuf->header->slots[i].state != 0 || wbuf->aux[i].doomed))
+        i++;
+    if (i == WBUF_SLOTS_MAX)
+        return err_set(err, -ENOSPC, ERR_NO_MEMORY, "weight buffer: all %d slots are in use", WBUF_SLOTS_MAX);
+    r = take_pages(wbuf->fd, offset, geometry.bytes, err);
+    if (r < 0) {
+        give_back(wbuf, offset, size_round_up(geometry.bytes, WBUF_SLOT_ALIGN));
+        return r;
+    }
+    struct wbuf_slot *slot = &wbuf->header->slots[i];
+    struct wbuf_slot fresh = {
+        .kind = (uint32_t)words->kind,
+        .tp = words->tp,
+        .rank = words->rank,
+        .multiple_of = words->multiple_of,
+        .layer = words->layer,
+        .experts = words->experts,
+        .has_shared = words->has_shared,
+        .slice = words->slice,
+        .offset = offset,
+        .bytes = geometry.bytes,
+    };
+    if (words->has_shared)
+        fresh.shared = words->shared;
+    memcpy(fresh.model_key, words->model_key, DIGEST_SIZE);
+    memcpy(fresh.sources, words->sources, DIGEST_SIZE);
+    *slot = fresh;
+    __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_RELEASE);
+    wbuf->aux[i].geometry = geometry;
+    order_insert(wbuf, i);
+    *ret_slot = i;
+    return 0;
+}
+
+void wbuf_finish(struct wbuf *wbuf, uint32_t i)
+{
+    struct wbuf_slot *slot = &wbuf->header->slots[i];
+    slot->checksum = digest_checksum(wbuf_data(wbuf, i), slot->bytes);
+    /* A process killed between these two stores leaves a slot in state FILLING: dropped, as it must be. */
+    __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
+    __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
+}
+
+uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t i)
+{
+    struct wbuf_slot *slot = &wbuf->header->slots[i];
+    struct aux *aux = &wbuf->aux[i];
+    if (slot->state == 0)
+        return 0;
+    uint64_t offset = slot->offset, bytes = slot->bytes, pages = size_round_up(bytes, WBUF_SLOT_ALIGN);
+    if (!aux->pins)
+        order_remove(wbuf, i);
+    __atomic_store_n(&slot->state, 0, __ATOMIC_RELEASE);
+    memset(slot, 0, sizeof *slot);
+    if (aux->pins) {
+        aux->doomed = true;
+        aux->offset = offset;
+        aux->bytes = bytes;
+    } else {
+        give_back(wbuf, offset, pages);
+    }
+    return pages;
+}
+
+void wbuf_pin(struct wbuf *wbuf, uint32_t slot)
+{
+    wbuf->aux[slot].pins++;
+}
+
+void wbuf_unpin(struct wbuf *wbuf, uint32_t slot)
+{
+    struct aux *aux = &wbuf->aux[slot];
+    if (--aux->pins > 0 || !aux->doomed)
+        return;
+    order_remove(wbuf, slot);
+    give_back(wbuf, aux->offset, size_round_up(aux->bytes, WBUF_SLOT_ALIGN));
+    aux->doomed = false;
+}
+
+uint32_t wbuf_doomed(const struct wbuf *wbuf)
+{
+    uint32_t doomed = 0;
+    for (uint32_t i = 0; i < wbuf->order_count; i++)
+        doomed += wbuf->aux[wbuf->order[i]].doomed;
+    return doomed;
+}

@@ -1,0 +1,70 @@
+/* The weight buffer: one mapping of a memfd that outlives this process. Its header is the truth about what it holds.
+ *
+ * The file: struct wbuf_header (wbuf_format.h) in the first WBUF_DATA_OFFSET bytes, then slots at multiples of 4 KiB, first fit. A slot is
+ * one layer's share. It is written in the state FILLING; its finish flag comes last, so that a buffer taken over from a process that was
+ * killed at any moment holds only whole slots: FILLING ones are dropped by wbuf_open.
+ *
+ * Memory is taken (fallocate) before a slot is given out, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a dropped
+ * slot's pages are given back to the system.
+ *
+ * Threads: all functions belong to one thread. Another may read the bytes of a pinned slot.
+ */
+#ifndef FP9_DUCK_WBUF_H
+#define FP9_DUCK_WBUF_H
+
+#include "daemon/duck/geometry.h"
+#include "proto/base/cleanup.h"
+
+#define WBUF_SLOTS_MAX 4096
+#define WBUF_SLOT_ALIGN 4096
+#define WBUF_BOOT_ID_SIZE 40
+#define WBUF_NONE UINT32_MAX
+
+enum wbuf_huge {
+    WBUF_HUGE_AUTO, /* ask, go on without */
+    WBUF_HUGE_YES,  /* ask, and say so in the log when refused */
+    WBUF_HUGE_NO,
+};
+
+struct wbuf;
+
+/* fd: a memfd (or file) to attach to, or -1 for one of our own. Taken (closed by wbuf_free) on success. A file of size 0 is made `bytes` long;
+ * any other keeps its size. A header that is not whole (magic, version, capacity, a slot that lies about itself) is formatted anew,
+ * with a new boot id; *ret_note (WBUF_NOTE_MAX) says in a sentence what was found. */
+#define WBUF_NOTE_MAX 512
+int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbuf, char *ret_note, struct err *err);
+void wbuf_free(struct wbuf *wbuf);
+CLEANUP_DEFINE(struct wbuf *, wbuf_free);
+
+int wbuf_fd(const struct wbuf *wbuf); /* borrowed; inherited by kernel processes */
+const char *wbuf_boot_id(const struct wbuf *wbuf);
+uint64_t wbuf_capacity(const struct wbuf *wbuf); /* bytes for slots: file less header */
+uint64_t wbuf_used(const struct wbuf *wbuf);     /* whole pages of slots, dropped but pinned ones among them */
+
+/* A slot in the state FILLING. NO_MEMORY "needs X, has Y" when no range is free, the table is full or the system has no pages. */
+int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
+/* Checksums the bytes and sets the finish flag. */
+void wbuf_finish(struct wbuf *wbuf, uint32_t slot);
+/* Frees a slot in any state; its memory at once, or when the last pin goes. Returns the bytes that will be free. */
+uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t slot);
+
+/* The finished slot of a model's layer, or WBUF_NONE. Any state: wbuf_find_any. */
+uint32_t wbuf_find(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
+uint32_t wbuf_find_any(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
+/* True when the slot is in use (not free, not dropped); for loops over 0 .. WBUF_SLOTS_MAX - 1. */
+bool wbuf_taken(const struct wbuf *wbuf, uint32_t slot);
+
+/* Of a slot in use. */
+uint8_t *wbuf_data(const struct wbuf *wbuf, uint32_t slot);
+uint64_t wbuf_offset(const struct wbuf *wbuf, uint32_t slot); /* of its data in the file */
+const struct geometry *wbuf_geometry(const struct wbuf *wbuf, uint32_t slot);
+struct msg_prepare_begin wbuf_words(const struct wbuf *wbuf, uint32_t slot);
+struct msg_slot wbuf_describe(const struct wbuf *wbuf, uint32_t slot);
+
+/* While pinned a slot's bytes stay where they are, dropped or not. */
+void wbuf_pin(struct wbuf *wbuf, uint32_t slot);
+void wbuf_unpin(struct wbuf *wbuf, uint32_t slot);
+/* Dropped slots whose memory waits for a pin. */
+uint32_t wbuf_doomed(const struct wbuf *wbuf);
+
+#endif

@@ -1,0 +1,153 @@
+#include "daemon/duck/wbuf_format.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "proto/base/size.h"
+
+uint64_t wbuf_format_finish(const struct wbuf_slot *slot)
+{
+    struct wbuf_slot copy = *slot;
+    copy.state = MSG_SLOT_FINISHED;
+    uint64_t finish = digest_checksum(&copy, offsetof(struct wbuf_slot, finish));
+    return finish ? finish : 1;
+}
+
+struct msg_prepare_begin wbuf_format_words(const struct wbuf_slot *slot)
+{
+    struct msg_prepare_begin words = {
+        .layout_version = LAYOUT_VERSION,
+        .tp = slot->tp,
+        .rank = slot->rank,
+        .multiple_of = slot->multiple_of,
+        .layer = slot->layer,
+        .kind = (enum msg_slot_kind)slot->kind,
+        .experts = slot->experts,
+        .slice = slot->slice,
+        .has_shared = slot->has_shared != 0,
+        .shared = slot->shared,
+    };
+    memcpy(words.model_key, slot->model_key, DIGEST_SIZE);
+    memcpy(words.sources, slot->sources, DIGEST_SIZE);
+    return words;
+}
+
+static int random_uuid(char text[WBUF_BOOT_ID_SIZE], struct err *err)
+{
+    uint8_t b[16];
+    if (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
+        return err_errno(err, "boot id: getrandom");
+    b[6] = (uint8_t)((b[6] & 0x0f) | 0x40);
+    b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
+    snprintf(text, WBUF_BOOT_ID_SIZE, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4],
+             b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    return 0;
+}
+
+int wbuf_format_init(struct wbuf_header *header, uint64_t size, struct err *err)
+{
+    char boot_id[WBUF_BOOT_ID_SIZE] = "";
+    int r = random_uuid(boot_id, err);
+    if (r < 0)
+        return r;
+    __atomic_store_n(&header->magic, 0, __ATOMIC_RELEASE);
+    memset(header, 0, sizeof *header);
+    header->version = WBUF_VERSION;
+    header->layout_version = LAYOUT_VERSION;
+    header->size = size;
+    memcpy(header->boot_id, boot_id, sizeof boot_id);
+    header->slot_count = WBUF_SLOTS_MAX;
+    __atomic_store_n(&header->magic, WBUF_MAGIC, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static bool boot_id_sound(const char *text)
+{
+    size_t length = strnlen(text, WBUF_BOOT_ID_SIZE);
+    return length == 36 && strspn(text, "0123456789abcdef-") == length;
+}
+
+#define BAD(...) err_set(err, -EBADMSG, ERR_INTERNAL, __VA_ARGS__)
+
+static int check_finished(const struct wbuf_slot *slot, uint32_t i, uint64_t size, struct geometry *ret_geometry, struct err *err)
+{
+    if (slot->finish != wbuf_format_finish(slot))
+        return BAD("slot %u: its finish flag does not fit its description", i);
+    struct msg_prepare_begin words = wbuf_format_words(slot);
+    if (geometry_init(&words, ret_geometry, err) < 0)
+        return BAD("slot %u: %.400s", i, err ? err->message : "");
+    if (slot->bytes != ret_geometry->bytes)
+        return BAD("slot %u: %" PRIu64 " bytes, its geometry needs %" PRIu64, i, slot->bytes, ret_geometry->bytes);
+    if (slot->offset < WBUF_DATA_OFFSET || slot->offset % WBUF_SLOT_ALIGN || slot->offset > size || slot->bytes > size - slot->offset)
+        return BAD("slot %u: %" PRIu64 " bytes at %" PRIu64 " do not lie in a file of %" PRIu64, i, slot->bytes, slot->offset, size);
+    return 0;
+}
+
+struct range {
+    uint64_t begin, end;
+    uint32_t slot;
+};
+
+static int by_begin(const void *a, const void *b)
+{
+    const struct range *x = a, *y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static int check_overlap(const struct wbuf_header *header, struct err *err)
+{
+    _cleanup_(freep) struct range *ranges = calloc(WBUF_SLOTS_MAX, sizeof *ranges);
+    if (!ranges)
+        return err_no_memory(err, "weight buffer", WBUF_SLOTS_MAX * sizeof *ranges);
+    size_t count = 0;
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        const struct wbuf_slot *slot = &header->slots[i];
+        if (slot->state == MSG_SLOT_FINISHED)
+            ranges[count++] = (struct range){slot->offset, slot->offset + size_round_up(slot->bytes, WBUF_SLOT_ALIGN), i};
+    }
+    qsort(ranges, count, sizeof *ranges, by_begin);
+    for (size_t i = 1; i < count; i++)
+        if (ranges[i].begin < ranges[i - 1].end)
+            return BAD("slots %u and %u overlap", ranges[i - 1].slot, ranges[i].slot);
+    return 0;
+}
+
+int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, struct err *err)
+{
+    if (header->magic != WBUF_MAGIC)
+        return BAD("no weight buffer: it begins with 0x%016" PRIx64, header->magic);
+    if (header->version != WBUF_VERSION)
+        return BAD("header version %u, this duck has %d", header->version, WBUF_VERSION);
+    if (header->layout_version != LAYOUT_VERSION)
+        return BAD("layout version %u, this duck has %d", header->layout_version, LAYOUT_VERSION);
+    if (header->size != size)
+        return BAD("made for %" PRIu64 " bytes, the file has %" PRIu64, header->size, size);
+    if (header->slot_count != WBUF_SLOTS_MAX || header->zero != 0)
+        return BAD("a table of %u slots, this duck has %d", header->slot_count, WBUF_SLOTS_MAX);
+    if (!boot_id_sound(header->boot_id))
+        return BAD("its boot id is no uuid");
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        const struct wbuf_slot *slot = &header->slots[i];
+        if (slot->state > MSG_SLOT_FINISHED)
+            return BAD("slot %u: state %u", i, slot->state);
+        int r = slot->state == MSG_SLOT_FINISHED ? check_finished(slot, i, size, &ret_geometries[i], err) : 0;
+        if (r < 0)
+            return r;
+    }
+    int r = check_overlap(header, err);
+    if (r < 0)
+        return r;
+    uint32_t dropped = 0;
+    for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
+        struct wbuf_slot *slot = &header->slots[i];
+        if (slot->state == MSG_SLOT_FILLING) {
+            memset(slot, 0, sizeof *slot);
+            dropped++;
+        }
+    }
+    *ret_dropped = dropped;
+    return 0;
+}

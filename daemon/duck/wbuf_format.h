@@ -1,0 +1,54 @@
+/* What stands at the front of a weight buffer. Native byte order: the file never leaves its machine. */
+#ifndef FP9_DUCK_WBUF_FORMAT_H
+#define FP9_DUCK_WBUF_FORMAT_H
+
+#include <stdint.h>
+
+#include "daemon/duck/wbuf.h"
+
+#define WBUF_MAGIC UINT64_C(0x66756277396b7066)
+#define WBUF_VERSION 1 /* of this header */
+#define WBUF_DATA_OFFSET (UINT64_C(1) << 20)
+
+struct wbuf_slot {
+    uint32_t state; /* 0 free, enum msg_slot_state */
+    uint32_t kind;
+    uint8_t model_key[DIGEST_SIZE];
+    uint8_t sources[DIGEST_SIZE];
+    uint32_t tp, rank, multiple_of;
+    uint32_t layer;
+    uint32_t experts;
+    uint32_t has_shared;
+    struct msg_slice slice;
+    struct msg_slice shared;
+    uint64_t offset;   /* in the file; multiple of WBUF_SLOT_ALIGN */
+    uint64_t bytes;    /* as geometry_init computes them */
+    uint64_t checksum; /* XXH3-64 of the bytes */
+    uint64_t finish;   /* written last, release: wbuf_format_finish() of all the above in state FINISHED; anything else is no finished slot */
+};
+
+struct wbuf_header {
+    uint64_t magic; /* written last */
+    uint32_t version;
+    uint32_t layout_version;
+    uint64_t size; /* of the file */
+    char boot_id[WBUF_BOOT_ID_SIZE];
+    uint32_t slot_count;
+    uint32_t zero;
+    struct wbuf_slot slots[WBUF_SLOTS_MAX];
+};
+
+_Static_assert(sizeof(struct wbuf_header) <= WBUF_DATA_OFFSET, "slots begin after the header");
+
+/* The finish flag a slot should carry: never 0. */
+uint64_t wbuf_format_finish(const struct wbuf_slot *slot);
+struct msg_prepare_begin wbuf_format_words(const struct wbuf_slot *slot);
+
+/* Writes an empty header with a fresh boot id. */
+int wbuf_format_init(struct wbuf_header *header, uint64_t size, struct err *err);
+
+/* Judges a header as found. 0 when it is whole: *ret_geometries (WBUF_SLOTS_MAX of them) is filled for finished slots and slots that were
+ * filling are freed, *ret_dropped counts them. -EBADMSG with what is wrong otherwise; nothing was changed then. */
+int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, struct err *err);
+
+#endif
