@@ -1,0 +1,133 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/commands.h"
+#include "ctl/progress.h"
+#include "ctl/table.h"
+
+#define COUNT(table) (sizeof(table) / sizeof((table)[0]))
+
+static enum ctl_exit bad_params(const struct ctl *ctl)
+{
+    return ctl_fail_with(ctl, "BAD_REQUEST", "the arguments cannot be sent: a path is too long or text is no UTF-8");
+}
+
+static enum ctl_exit call_and_print(struct ctl *ctl, const char *method, const struct parse_args *args)
+{
+    json_t *params = parse_params(args), *result;
+    if (!params)
+        return bad_params(ctl);
+    enum ctl_exit r = ctl_call(ctl, method, params, &result);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result))
+        table_print_object(result);
+    json_decref(result);
+    return CTL_DONE;
+}
+
+/* Waits for a job and prints what it gives. */
+static enum ctl_exit wait_and_print(struct ctl *ctl, json_int_t job, struct progress *progress)
+{
+    json_t *result;
+    progress->job = job;
+    enum ctl_exit r = ctl_call(ctl, "job.wait", json_pack("{s:I}", "job", job), &result);
+    progress_stop(progress, ctl->conn);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result))
+        table_print_object(result);
+    json_decref(result);
+    return CTL_DONE;
+}
+
+/* A method that may answer with a job: its result is the command's, unless --no-wait. */
+static enum ctl_exit run_job(struct ctl *ctl, const char *method, const struct parse_args *args)
+{
+    json_t *params = parse_params(args), *result;
+    if (!params)
+        return bad_params(ctl);
+    struct progress progress;
+    enum ctl_exit r = ctl_connect(ctl);
+    if (r) {
+        json_decref(params);
+        return r;
+    }
+    progress_start(&progress, ctl->conn, ctl->json);
+    r = ctl_call(ctl, method, params, &result);
+    if (r) {
+        progress_stop(&progress, ctl->conn);
+        return r;
+    }
+    const json_t *job = json_object_get(result, "job");
+    if (json_is_integer(job) && !parse_option(args, "--no-wait")) {
+        r = wait_and_print(ctl, json_integer_value(job), &progress);
+    } else {
+        progress_stop(&progress, ctl->conn);
+        if (!ctl_print_json(ctl, result))
+            table_print_object(result);
+    }
+    json_decref(result);
+    return r;
+}
+
+enum ctl_exit admin_plan(struct ctl *ctl, const struct parse_args *args)
+{
+    static const struct table_column legal[] = {
+        {"multiple_of", "MULTIPLE_OF", TABLE_COUNT}, {"tp_max", "TP MAX", TABLE_COUNT}, {"tp_max_fleet", "TP MAX IN FLEET", TABLE_COUNT}};
+    static const struct table_column ranks[] = {
+        {"rank", "RANK", TABLE_COUNT}, {"neurons", "NEURONS", TABLE_COUNT}, {"bytes", "SIZE", TABLE_BYTES}};
+    json_t *params = parse_params(args), *result;
+    if (!params)
+        return bad_params(ctl);
+    enum ctl_exit r = ctl_call(ctl, "plan", params, &result);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result)) {
+        table_print_object(result);
+        putchar('\n');
+        table_print(json_object_get(result, "legal"), legal, COUNT(legal), "no legal points", ctl->color);
+        putchar('\n');
+        table_print(json_object_get(result, "ranks"), ranks, COUNT(ranks), "no ranks", ctl->color);
+    }
+    json_decref(result);
+    return CTL_DONE;
+}
+
+enum ctl_exit admin_load(struct ctl *ctl, const struct parse_args *args)
+{
+    return run_job(ctl, "model.load", args);
+}
+
+enum ctl_exit admin_unload(struct ctl *ctl, const struct parse_args *args)
+{
+    return run_job(ctl, "model.unload", args);
+}
+
+enum ctl_exit admin_prepare(struct ctl *ctl, const struct parse_args *args)
+{
+    return run_job(ctl, "prepare", args);
+}
+
+enum ctl_exit admin_invalidate(struct ctl *ctl, const struct parse_args *args)
+{
+    return run_job(ctl, "cache.invalidate", args);
+}
+
+enum ctl_exit admin_job_wait(struct ctl *ctl, const struct parse_args *args)
+{
+    struct progress progress;
+    json_t *params = parse_params(args);
+    json_int_t job = json_integer_value(json_object_get(params, "job"));
+    json_decref(params);
+    enum ctl_exit r = ctl_connect(ctl);
+    if (r)
+        return r;
+    progress_start(&progress, ctl->conn, ctl->json);
+    return wait_and_print(ctl, job, &progress);
+}
+
+enum ctl_exit admin_job_cancel(struct ctl *ctl, const struct parse_args *args)
+{
+    return call_and_print(ctl, "job.cancel", args);
+}

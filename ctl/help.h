@@ -1,0 +1,12 @@
+/* --help and the completion script, both written from the tree. */
+#ifndef FP9_CTL_HELP_H
+#define FP9_CTL_HELP_H
+
+#include <stdio.h>
+
+#include "ctl/tree.h"
+
+void help_all(FILE *to);
+void help_command(FILE *to, const struct tree_command *command);
+
+#endif

@@ -1,0 +1,164 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/commands.h"
+#include "ctl/table.h"
+
+#define COUNT(table) (sizeof(table) / sizeof((table)[0]))
+
+static const struct table_column duck_columns[] = {
+    {"id", "ID", TABLE_TEXT},        {"name", "NAME", TABLE_TEXT},
+    {"state", "STATE", TABLE_STATE}, {"address", "ADDRESS", TABLE_TEXT},
+    {"spare", "SPARE", TABLE_TEXT},  {"isa", "ISA", TABLE_TEXT},
+    {"cores", "CORES", TABLE_COUNT}, {"used_bytes", "USED", TABLE_BYTES},
+    {"capacity_bytes", "CAPACITY", TABLE_BYTES}, {"rtt_us", "RTT us", TABLE_COUNT},
+};
+
+static const struct table_column model_columns[] = {
+    {"name", "NAME", TABLE_TEXT},           {"state", "STATE", TABLE_STATE},
+    {"family", "FAMILY", TABLE_TEXT},       {"tp", "TP", TABLE_COUNT},
+    {"multiple_of", "MULTIPLE_OF", TABLE_COUNT}, {"strategy", "STRATEGY", TABLE_TEXT},
+    {"layers", "LAYERS", TABLE_COUNT},      {"hidden_size", "HIDDEN", TABLE_COUNT},
+    {"experts", "EXPERTS", TABLE_COUNT},    {"cache", "CACHE", TABLE_TEXT},
+    {"model_key", "KEY", TABLE_KEY},
+};
+
+static const struct table_column slot_columns[] = {
+    {"duck", "DUCK", TABLE_TEXT},    {"model_key", "MODEL KEY", TABLE_KEY}, {"layer", "LAYER", TABLE_COUNT}, {"kind", "KIND", TABLE_TEXT},
+    {"state", "STATE", TABLE_STATE}, {"bytes", "SIZE", TABLE_BYTES},        {"checksum", "CHECKSUM", TABLE_TEXT},
+};
+
+static const struct table_column job_columns[] = {
+    {"id", "ID", TABLE_COUNT},       {"kind", "KIND", TABLE_TEXT},          {"model", "MODEL", TABLE_TEXT}, {"layer", "LAYER", TABLE_COUNT},
+    {"state", "STATE", TABLE_STATE}, {"progress", "PROGRESS", TABLE_SHARE}, {"error", "ERROR", TABLE_TEXT},
+};
+
+static const struct table_column session_columns[] = {
+    {"session", "SESSION", TABLE_COUNT},
+    {"model", "MODEL", TABLE_TEXT},
+    {"max_tokens", "MAX TOKENS", TABLE_COUNT},
+    {"arena_bytes", "ARENA", TABLE_BYTES},
+};
+
+/* An error object in a cell is its sentence. */
+static void flatten_errors(json_t *jobs)
+{
+    size_t i;
+    json_t *job;
+    json_array_foreach(jobs, i, job) {
+        json_t *message = json_object_get(json_object_get(job, "error"), "message");
+        if (message)
+            json_object_set(job, "error", message);
+    }
+}
+
+enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
+{
+    (void)args;
+    json_t *result;
+    enum ctl_exit r = ctl_call(ctl, "status", NULL, &result);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result)) {
+        char state[TABLE_TEXT_MAX], version[TABLE_TEXT_MAX];
+        table_format(json_object_get(result, "state"), TABLE_TEXT, state);
+        table_format(json_object_get(result, "version"), TABLE_TEXT, version);
+        printf("fp9d %s is %s, up %.0f s, %lld sessions, %lld jobs\n\n", version, state,
+               json_number_value(json_object_get(result, "uptime_s")), (long long)json_integer_value(json_object_get(result, "sessions")),
+               (long long)json_integer_value(json_object_get(result, "jobs")));
+        table_print(json_object_get(result, "ducks"), duck_columns, COUNT(duck_columns), "no ducks", ctl->color);
+        putchar('\n');
+        table_print(json_object_get(result, "models"), model_columns, COUNT(model_columns), "no models", ctl->color);
+    }
+    json_decref(result);
+    return CTL_DONE;
+}
+
+static enum ctl_exit show_list(struct ctl *ctl, const char *method, const char *key, const struct table_column *columns, size_t count,
+                               const char *empty)
+{
+    json_t *result;
+    enum ctl_exit r = ctl_call(ctl, method, NULL, &result);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result)) {
+        json_t *rows = json_object_get(result, key);
+        flatten_errors(rows);
+        table_print(rows, columns, count, empty, ctl->color);
+    }
+    json_decref(result);
+    return CTL_DONE;
+}
+
+/* One item of a list, by the first of its members that has the text asked for. */
+static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *key, const char *const *members, const char *wanted,
+                               const char *what)
+{
+    json_t *result, *item, *found = NULL;
+    size_t i;
+    char text[TABLE_TEXT_MAX];
+    enum ctl_exit r = ctl_call(ctl, method, NULL, &result);
+    if (r)
+        return r;
+    for (; !found && *members; members++) {
+        json_array_foreach(json_object_get(result, key), i, item) {
+            table_format(json_object_get(item, *members), TABLE_TEXT, text);
+            if (strcmp(text, wanted) == 0)
+                found = item;
+        }
+    }
+    if (!found)
+        r = ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"", what, wanted);
+    else if (!ctl_print_json(ctl, found))
+        table_print_object(found);
+    json_decref(result);
+    return r;
+}
+
+enum ctl_exit show_ducks(struct ctl *ctl, const struct parse_args *args)
+{
+    (void)args;
+    return show_list(ctl, "duck.list", "ducks", duck_columns, COUNT(duck_columns), "no ducks");
+}
+
+enum ctl_exit show_duck(struct ctl *ctl, const struct parse_args *args)
+{
+    static const char *const members[] = {"name", "id", NULL};
+    return show_item(ctl, "duck.list", "ducks", members, args->args[0], "duck");
+}
+
+enum ctl_exit show_models(struct ctl *ctl, const struct parse_args *args)
+{
+    (void)args;
+    return show_list(ctl, "model.list", "models", model_columns, COUNT(model_columns), "no models");
+}
+
+enum ctl_exit show_model(struct ctl *ctl, const struct parse_args *args)
+{
+    static const char *const members[] = {"name", NULL};
+    return show_item(ctl, "model.list", "models", members, args->args[0], "model");
+}
+
+enum ctl_exit show_cache(struct ctl *ctl, const struct parse_args *args)
+{
+    (void)args;
+    return show_list(ctl, "cache.list", "slots", slot_columns, COUNT(slot_columns), "no slots");
+}
+
+enum ctl_exit show_sessions(struct ctl *ctl, const struct parse_args *args)
+{
+    (void)args;
+    return show_list(ctl, "session.list", "sessions", session_columns, COUNT(session_columns), "no sessions");
+}
+
+enum ctl_exit show_jobs(struct ctl *ctl, const struct parse_args *args)
+{
+    (void)args;
+    return show_list(ctl, "job.list", "jobs", job_columns, COUNT(job_columns), "no jobs");
+}
+
+enum ctl_exit show_job(struct ctl *ctl, const struct parse_args *args)
+{
+    static const char *const members[] = {"id", NULL};
+    return show_item(ctl, "job.list", "jobs", members, args->args[0], "job");
+}

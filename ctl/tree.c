@@ -1,0 +1,103 @@
+#include "ctl/tree.h"
+
+#include "ctl/commands.h"
+
+#define COUNT(table) (sizeof(table) / sizeof((table)[0]))
+#define OPTIONS(table) .options = table, .option_count = COUNT(table)
+
+static const char *const dtypes[] = {"f32", "bf16", NULL};
+
+const struct tree_option tree_globals[] = {
+    {"--socket", "PATH", TREE_TEXT, .doc = "fp9d's control socket; else $FP9_SOCKET, else " FP9_SOCKET_DEFAULT},
+    {"--json", .doc = "one JSON object on standard output"},
+    {"--help", .doc = "this text, or that of the command"},
+    {"--version", .doc = "print the version"},
+};
+const size_t tree_global_count = COUNT(tree_globals);
+
+#define TP {"--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "tensor-parallel width; the planner's choice when left out"}
+#define MULTIPLE_OF                                                                                                                        \
+    {"--multiple-of", "M", TREE_INT, "multiple_of", 8, 128, .doc = "unit of slicing, neurons; the planner's choice when left out"}
+#define STRATEGY {"--strategy", "S", TREE_TEXT, "strategy", .doc = "tp; the planner's choice when left out"}
+
+static const struct tree_option plan_options[] = {
+    TP,
+    MULTIPLE_OF,
+    STRATEGY,
+    {"--ducks", "N", TREE_INT, "ducks", 1, 1024, .doc = "plan for N ducks; the fleet's when left out"},
+    {"--memory", "BYTES", TREE_SIZE, "memory", 1, .doc = "weight buffer of each duck; K M G T are powers of 1024"},
+};
+
+static const struct tree_option load_options[] = {
+    {"--name", "N", TREE_TEXT, "name", .doc = "the model's name; the directory's last part when left out"},
+    TP,
+    MULTIPLE_OF,
+    STRATEGY,
+    {"--force", .param = "force", .doc = "prepare every slot anew"},
+    {"--no-wait", .doc = "print the job and return at once"},
+};
+
+static const struct tree_option unload_options[] = {
+    {"--drop-cache", .param = "drop_cache", .doc = "also free its slots on the ducks"},
+};
+
+static const struct tree_option invalidate_options[] = {
+    {"--model", "N", TREE_TEXT, "model", .doc = "only this model's slots"},
+    {"--duck", "D", TREE_TEXT, "duck", .doc = "only this duck's slots"},
+    {"--all", .param = "all", .doc = "every slot of every duck"},
+};
+
+static const struct tree_option prepare_options[] = {
+    {"--layer", "L", TREE_INT, "layer", 0, 1023, .doc = "only this layer"},
+};
+
+static const struct tree_option step_options[] = {
+    {"--layer", "L", TREE_INT, NULL, 0, 1023, .doc = "index of the layer, from 0", .required = true},
+    {"--input", "FILE", TREE_TEXT, .doc = "safetensors with input and, for a MoE layer, topk_ids and topk_weights", .required = true},
+    {"--prefix", "P", TREE_TEXT, .doc = "in front of these tensors' names in FILE"},
+    {"--output", "FILE", TREE_TEXT, .doc = "safetensors to write, with the tensor output", .required = true},
+    {"--partials", "TYPE", TREE_TEXT, .choices = dtypes, .doc = "type of the ranks' partial sums; fp9d's setting when left out"},
+    {"--output-dtype", "TYPE", TREE_TEXT, .choices = dtypes, .doc = "type of the output; bf16 when left out"},
+    {"--one-shot", .doc = "a fresh kernel run for each step"},
+};
+
+static const struct tree_option bench_options[] = {
+    {"--tokens", "T", TREE_INT, NULL, 1, 1000000, .doc = "tokens to decode, or repeats of the prefill; 32, or 1 with --prefill"},
+    {"--prefill", "T", TREE_INT, NULL, 1, 4096, .doc = "prefill of T tokens instead of decode"},
+    {"--one-shot", .doc = "a fresh kernel run for each step"},
+    {"--clients", "C", TREE_INT, NULL, 1, 64, .doc = "clients at once, each with a connection of its own; 1"},
+    {"--null", .doc = "expert ids all -1: only the way there and back (MoE layers only)"},
+    {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
+};
+
+#define MODEL_ARG {"N", TREE_TEXT, "model"}
+#define JOB_ARG {"J", TREE_INT, "job", 1, 9007199254740991}
+#define DIR_ARG {"DIR", TREE_PATH, "path"}
+
+/* In the order of the help. */
+const struct tree_command tree_commands[] = {
+    {"status", .run = show_status, .doc = "the daemon, its ducks and models"},
+    {"duck list", .run = show_ducks, .doc = "the ducks of the fleet"},
+    {"duck show", {{"D", TREE_TEXT}}, .run = show_duck, .doc = "one duck, by name or id"},
+    {"plan", {DIR_ARG}, OPTIONS(plan_options), .run = admin_plan,
+     .doc = "how the checkpoint in DIR would be spread; reads only config.json"},
+    {"load", {DIR_ARG}, OPTIONS(load_options), .run = admin_load, .doc = "spread the checkpoint in DIR over the ducks"},
+    {"unload", {MODEL_ARG}, OPTIONS(unload_options), .run = admin_unload, .doc = "take model N out of service"},
+    {"model list", .run = show_models, .doc = "the registered models"},
+    {"model show", {{"N", TREE_TEXT}}, .run = show_model, .doc = "one model"},
+    {"prepare", {MODEL_ARG}, OPTIONS(prepare_options), .run = admin_prepare, .doc = "prepare model N's missing slots"},
+    {"cache list", .run = show_cache, .doc = "the slots in the ducks' weight buffers"},
+    {"invalidate-cache", OPTIONS(invalidate_options), .needs_option = true, .run = admin_invalidate, .doc = "forget slots"},
+    {"decode", {{"N", TREE_TEXT}}, OPTIONS(step_options), .run = step_decode,
+     .doc = "input through one layer of model N, token by token"},
+    {"prefill", {{"N", TREE_TEXT}}, OPTIONS(step_options), .run = step_prefill,
+     .doc = "input through one layer of model N, all tokens at once"},
+    {"bench", {{"N", TREE_TEXT}}, OPTIONS(bench_options), .run = bench_run, .doc = "every layer of model N once per token, timed"},
+    {"session list", .run = show_sessions, .doc = "the open sessions"},
+    {"job list", .run = show_jobs, .doc = "the jobs that are known"},
+    {"job show", {JOB_ARG}, .run = show_job, .doc = "one job"},
+    {"job wait", {JOB_ARG}, .run = admin_job_wait, .doc = "wait for a job and print its result"},
+    {"job cancel", {JOB_ARG}, .run = admin_job_cancel, .doc = "stop a job"},
+    {"completion", {{"SHELL", TREE_TEXT}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
+};
+const size_t tree_command_count = COUNT(tree_commands);
