@@ -1,0 +1,57 @@
+"""fp9ctl plan on config.json files of public models: nothing but that file is needed."""
+import json
+import os
+
+import pytest
+
+from support.model import ROOT
+
+CONFIGS = os.path.join(ROOT, "tests", "data", "configs")
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A directory with one config.json in it; block FP8 is put into those that are published in BF16."""
+    def make(name, **changes):
+        with open(os.path.join(CONFIGS, name + ".json"), encoding="utf-8") as file:
+            values = json.load(file)
+        values.update(changes)
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(values))
+        return str(folder)
+    return make
+
+
+@pytest.mark.parametrize("name,limits", [("Qwen--Qwen3-30B-A3B-FP8", (6, 12, 24)), ("Qwen--Qwen3-235B-A22B-FP8", (12, 24, 48))])
+def test_limits(daemon, config, name, limits):
+    plan = daemon.ok("plan", config(name), "--ducks", 1000, "--memory", "1T")
+    assert plan["family"] == "qwen3_moe"
+    widths = {row["multiple_of"]: row["tp_max"] for row in plan["legal"]}
+    assert tuple(widths[m] for m in (128, 64, 32)) == limits, plan["legal"]
+    assert sum(rank["bytes"] for rank in plan["ranks"]) == plan["bytes_total"]
+    assert 1.125 < plan["bytes_per_param"] < 1.2, plan["bytes_per_param"]
+
+
+def test_one_more_is_refused(daemon, config):
+    folder = config("Qwen--Qwen3-30B-A3B-FP8")
+    daemon.ok("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 32, "--memory", "32G")
+    daemon.refused("plan", folder, "--tp", 13, "--multiple-of", 64, "--ducks", 32, "--memory", "32G", name="BAD_SHAPE",
+                   words=["768 = 12 units of 64: tp is at most 12", "32 allows 24"])
+    daemon.refused("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 8, "--memory", "32G", name="BAD_SHAPE", words=["12", "8"])
+    daemon.refused("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 32, "--memory", "1G", name="NO_MEMORY")
+
+
+def test_uneven(daemon, config):
+    """48 units of 128 over 11 ranks: four of five units, seven of four."""
+    plan = daemon.ok("plan", config("Qwen--Qwen3-1.7B", quantization_config=BLOCKS), "--tp", 11, "--multiple-of", 128, "--ducks", 11,
+                     "--memory", "32G")
+    assert plan["family"] == "qwen3"
+    assert [rank["neurons"] for rank in plan["ranks"]] == [640] * 4 + [512] * 7, plan["ranks"]
+
+
+@pytest.mark.parametrize("name,word", [("Qwen--Qwen3-1.7B", "quantization_config"), ("Qwen--Qwen3-32B-FP8-Static-PerTensor", "128"),
+                                       ("moonshotai--Kimi-K2.5", ""), ("sgl-project--DeepSeek-V4-Flash-FP8", "deepseek_v4")])
+def test_unsupported(daemon, config, name, word):
+    daemon.refused("plan", config(name), name="UNSUPPORTED_MODEL", words=[word])
