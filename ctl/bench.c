@@ -16,8 +16,8 @@ struct bench {
     const char *model;       /* name */
     const char *layer_kinds; /* a character a layer, 'd' dense, 'm' MoE */
     uint32_t experts, top_k;
-    uint32_t repeats;        /* tokens of decode, or prefills */
-    uint32_t tokens;         /* of one step */
+    uint32_t repeats; /* tokens of decode, or prefills */
+    uint32_t tokens;  /* of one step */
     bool prefill, null_ids, one_shot;
 };
 
@@ -26,11 +26,11 @@ struct client {
     struct fp9_conn *conn;
     struct fp9_session *session;
     struct random random;
-    int32_t *all;              /* [experts], a permutation of the ids */
+    int32_t *all; /* [experts], a permutation of the ids */
     struct stats_steps steps;
-    struct stats token_us;     /* time of all layers for one step of tokens */
+    struct stats token_us; /* time of all layers for one step of tokens */
     bool failed;
-    struct fp9_error error;    /* of the failure */
+    struct fp9_error error; /* of the failure */
 };
 
 static double now_us(void)
@@ -194,7 +194,8 @@ static const json_t *find_model(const json_t *list, const char *name)
 {
     size_t i;
     json_t *model;
-    json_array_foreach(json_object_get(list, "models"), i, model) {
+    json_array_foreach(json_object_get(list, "models"), i, model)
+    {
         const char *text = json_string_value(json_object_get(model, "name"));
         if (text && strcmp(text, name) == 0)
             return model;

@@ -9,8 +9,8 @@
 
 enum ctl_exit {
     CTL_DONE = 0,
-    CTL_FAILED = 1,    /* refused or failed */
-    CTL_USAGE = 2,     /* wrong usage */
+    CTL_FAILED = 1, /* refused or failed */
+    CTL_USAGE = 2,  /* wrong usage */
     CTL_NO_DAEMON = 3,
 };
 

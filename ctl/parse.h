@@ -9,8 +9,8 @@
 #define PARSE_MESSAGE_MAX 512
 
 struct parse_args {
-    const struct tree_command *command; /* NULL: only global options were given */
-    const char *args[TREE_ARGS_MAX];    /* borrowed from argv */
+    const struct tree_command *command;    /* NULL: only global options were given */
+    const char *args[TREE_ARGS_MAX];       /* borrowed from argv */
     const char *options[TREE_OPTIONS_MAX]; /* by the command's table: NULL when absent, "" for a flag; the last one given counts */
     const char *socket;
     bool json, help, version;

@@ -10,8 +10,8 @@
 
 struct progress {
     bool terminal;
-    bool quiet; /* --json without a terminal: nothing is shown */
-    bool open;  /* a line without its newline stands on the terminal */
+    bool quiet;  /* --json without a terminal: nothing is shown */
+    bool open;   /* a line without its newline stands on the terminal */
     int64_t job; /* 0: any */
     time_t last; /* monotonic seconds of the last line elsewhere */
     char phase[32];

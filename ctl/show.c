@@ -7,25 +7,30 @@
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 
 static const struct table_column duck_columns[] = {
-    {"id", "ID", TABLE_TEXT},        {"name", "NAME", TABLE_TEXT},
-    {"state", "STATE", TABLE_STATE}, {"address", "ADDRESS", TABLE_TEXT},
-    {"spare", "SPARE", TABLE_TEXT},  {"isa", "ISA", TABLE_TEXT},
-    {"cores", "CORES", TABLE_COUNT}, {"used_bytes", "USED", TABLE_BYTES},
-    {"capacity_bytes", "CAPACITY", TABLE_BYTES}, {"rtt_us", "RTT us", TABLE_COUNT},
+    {"id", "ID", TABLE_TEXT},           {"name", "NAME", TABLE_TEXT},        {"state", "STATE", TABLE_STATE},
+    {"address", "ADDRESS", TABLE_TEXT}, {"spare", "SPARE", TABLE_TEXT},      {"isa", "ISA", TABLE_TEXT},
+    {"cores", "CORES", TABLE_COUNT},    {"used_bytes", "USED", TABLE_BYTES}, {"capacity_bytes", "CAPACITY", TABLE_BYTES},
+    {"rtt_us", "RTT us", TABLE_COUNT},
 };
 
 static const struct table_column model_columns[] = {
-    {"name", "NAME", TABLE_TEXT},           {"state", "STATE", TABLE_STATE},
-    {"family", "FAMILY", TABLE_TEXT},       {"tp", "TP", TABLE_COUNT},
-    {"multiple_of", "MULTIPLE_OF", TABLE_COUNT}, {"strategy", "STRATEGY", TABLE_TEXT},
-    {"layers", "LAYERS", TABLE_COUNT},      {"hidden_size", "HIDDEN", TABLE_COUNT},
-    {"experts", "EXPERTS", TABLE_COUNT},    {"cache", "CACHE", TABLE_TEXT},
+    {"name", "NAME", TABLE_TEXT},
+    {"state", "STATE", TABLE_STATE},
+    {"family", "FAMILY", TABLE_TEXT},
+    {"tp", "TP", TABLE_COUNT},
+    {"multiple_of", "MULTIPLE_OF", TABLE_COUNT},
+    {"strategy", "STRATEGY", TABLE_TEXT},
+    {"layers", "LAYERS", TABLE_COUNT},
+    {"hidden_size", "HIDDEN", TABLE_COUNT},
+    {"experts", "EXPERTS", TABLE_COUNT},
+    {"cache", "CACHE", TABLE_TEXT},
     {"model_key", "KEY", TABLE_KEY},
 };
 
 static const struct table_column slot_columns[] = {
-    {"duck", "DUCK", TABLE_TEXT},    {"model_key", "MODEL KEY", TABLE_KEY}, {"layer", "LAYER", TABLE_COUNT}, {"kind", "KIND", TABLE_TEXT},
-    {"state", "STATE", TABLE_STATE}, {"bytes", "SIZE", TABLE_BYTES},        {"checksum", "CHECKSUM", TABLE_TEXT},
+    {"duck", "DUCK", TABLE_TEXT},         {"model_key", "MODEL KEY", TABLE_KEY}, {"layer", "LAYER", TABLE_COUNT},
+    {"kind", "KIND", TABLE_TEXT},         {"state", "STATE", TABLE_STATE},       {"bytes", "SIZE", TABLE_BYTES},
+    {"checksum", "CHECKSUM", TABLE_TEXT},
 };
 
 static const struct table_column job_columns[] = {
@@ -45,7 +50,8 @@ static void flatten_errors(json_t *jobs)
 {
     size_t i;
     json_t *job;
-    json_array_foreach(jobs, i, job) {
+    json_array_foreach(jobs, i, job)
+    {
         json_t *message = json_object_get(json_object_get(job, "error"), "message");
         if (message)
             json_object_set(job, "error", message);
@@ -101,7 +107,8 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
     if (r)
         return r;
     for (; !found && *members; members++) {
-        json_array_foreach(json_object_get(result, key), i, item) {
+        json_array_foreach(json_object_get(result, key), i, item)
+        {
             table_format(json_object_get(item, *members), TABLE_TEXT, text);
             if (strcmp(text, wanted) == 0)
                 found = item;

@@ -91,14 +91,16 @@ void table_print(const json_t *rows, const struct table_column *columns, size_t 
     json_t *row;
     for (size_t c = 0; c < count; c++) {
         widths[c] = width_of(columns[c].title);
-        json_array_foreach((json_t *)rows, i, row) {
+        json_array_foreach((json_t *)rows, i, row)
+        {
             table_format(json_object_get(row, columns[c].key), columns[c].kind, text);
             widths[c] = widths[c] > width_of(text) ? widths[c] : width_of(text);
         }
     }
     for (size_t c = 0; c < count; c++)
         print_cell(columns[c].title, widths[c], &columns[c], false, c + 1 == count);
-    json_array_foreach((json_t *)rows, i, row) {
+    json_array_foreach((json_t *)rows, i, row)
+    {
         for (size_t c = 0; c < count; c++) {
             table_format(json_object_get(row, columns[c].key), columns[c].kind, text);
             print_cell(text, widths[c], &columns[c], color, c + 1 == count);
@@ -119,7 +121,8 @@ static void print_joined(const char *key, const json_t *array)
     json_t *item;
     char text[TABLE_TEXT_MAX];
     printf("%s:%s", key, json_array_size(array) ? "" : " none");
-    json_array_foreach((json_t *)array, i, item) {
+    json_array_foreach((json_t *)array, i, item)
+    {
         table_format(item, TABLE_TEXT, text);
         printf("%s%s", i ? ", " : " ", text);
     }
@@ -131,14 +134,16 @@ void table_print_object(const json_t *object)
     const char *key;
     json_t *value;
     char text[TABLE_TEXT_MAX];
-    json_object_foreach((json_t *)object, key, value) {
+    json_object_foreach((json_t *)object, key, value)
+    {
         if (json_is_array(value) && !json_is_object(json_array_get(value, 0))) {
             print_joined(key, value);
         } else if (json_is_object(value)) {
             const char *inner;
             json_t *member;
             printf("%s:", key);
-            json_object_foreach(value, inner, member) {
+            json_object_foreach(value, inner, member)
+            {
                 table_format(member, kind_of(inner), text);
                 printf(" %s %s", inner, text);
             }

@@ -15,10 +15,18 @@ const struct tree_option tree_globals[] = {
 };
 const size_t tree_global_count = COUNT(tree_globals);
 
-#define TP {"--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "tensor-parallel width; the planner's choice when left out"}
+#define TP                                                                                                                                 \
+    {                                                                                                                                      \
+        "--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "tensor-parallel width; the planner's choice when left out"                           \
+    }
 #define MULTIPLE_OF                                                                                                                        \
-    {"--multiple-of", "M", TREE_INT, "multiple_of", 8, 128, .doc = "unit of slicing, neurons; the planner's choice when left out"}
-#define STRATEGY {"--strategy", "S", TREE_TEXT, "strategy", .doc = "tp; the planner's choice when left out"}
+    {                                                                                                                                      \
+        "--multiple-of", "M", TREE_INT, "multiple_of", 8, 128, .doc = "unit of slicing, neurons; the planner's choice when left out"       \
+    }
+#define STRATEGY                                                                                                                           \
+    {                                                                                                                                      \
+        "--strategy", "S", TREE_TEXT, "strategy", .doc = "tp; the planner's choice when left out"                                          \
+    }
 
 static const struct tree_option plan_options[] = {
     TP,
@@ -70,16 +78,28 @@ static const struct tree_option bench_options[] = {
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
 };
 
-#define MODEL_ARG {"N", TREE_TEXT, "model"}
-#define JOB_ARG {"J", TREE_INT, "job", 1, 9007199254740991}
-#define DIR_ARG {"DIR", TREE_PATH, "path"}
+#define MODEL_ARG                                                                                                                          \
+    {                                                                                                                                      \
+        "N", TREE_TEXT, "model"                                                                                                            \
+    }
+#define JOB_ARG                                                                                                                            \
+    {                                                                                                                                      \
+        "J", TREE_INT, "job", 1, 9007199254740991                                                                                          \
+    }
+#define DIR_ARG                                                                                                                            \
+    {                                                                                                                                      \
+        "DIR", TREE_PATH, "path"                                                                                                           \
+    }
 
 /* In the order of the help. */
 const struct tree_command tree_commands[] = {
     {"status", .run = show_status, .doc = "the daemon, its ducks and models"},
     {"duck list", .run = show_ducks, .doc = "the ducks of the fleet"},
     {"duck show", {{"D", TREE_TEXT}}, .run = show_duck, .doc = "one duck, by name or id"},
-    {"plan", {DIR_ARG}, OPTIONS(plan_options), .run = admin_plan,
+    {"plan",
+     {DIR_ARG},
+     OPTIONS(plan_options),
+     .run = admin_plan,
      .doc = "how the checkpoint in DIR would be spread; reads only config.json"},
     {"load", {DIR_ARG}, OPTIONS(load_options), .run = admin_load, .doc = "spread the checkpoint in DIR over the ducks"},
     {"unload", {MODEL_ARG}, OPTIONS(unload_options), .run = admin_unload, .doc = "take model N out of service"},
@@ -88,9 +108,11 @@ const struct tree_command tree_commands[] = {
     {"prepare", {MODEL_ARG}, OPTIONS(prepare_options), .run = admin_prepare, .doc = "prepare model N's missing slots"},
     {"cache list", .run = show_cache, .doc = "the slots in the ducks' weight buffers"},
     {"invalidate-cache", OPTIONS(invalidate_options), .needs_option = true, .run = admin_invalidate, .doc = "forget slots"},
-    {"decode", {{"N", TREE_TEXT}}, OPTIONS(step_options), .run = step_decode,
-     .doc = "input through one layer of model N, token by token"},
-    {"prefill", {{"N", TREE_TEXT}}, OPTIONS(step_options), .run = step_prefill,
+    {"decode", {{"N", TREE_TEXT}}, OPTIONS(step_options), .run = step_decode, .doc = "input through one layer of model N, token by token"},
+    {"prefill",
+     {{"N", TREE_TEXT}},
+     OPTIONS(step_options),
+     .run = step_prefill,
      .doc = "input through one layer of model N, all tokens at once"},
     {"bench", {{"N", TREE_TEXT}}, OPTIONS(bench_options), .run = bench_run, .doc = "every layer of model N once per token, timed"},
     {"session list", .run = show_sessions, .doc = "the open sessions"},

@@ -18,10 +18,10 @@ enum tree_type {
 };
 
 struct tree_option {
-    const char *name;           /* "--tp" */
-    const char *value;          /* "N" in the help; NULL for a flag */
+    const char *name;  /* "--tp" */
+    const char *value; /* "N" in the help; NULL for a flag */
     enum tree_type type;
-    const char *param;          /* the method's param it becomes, or NULL: the command looks at it itself */
+    const char *param; /* the method's param it becomes, or NULL: the command looks at it itself */
     long long low, high;
     const char *const *choices; /* TREE_TEXT: NULL-terminated list, or NULL */
     const char *doc;
@@ -38,7 +38,7 @@ struct tree_arg {
 struct parse_args;
 
 struct tree_command {
-    const char *name; /* "model list": one or two words */
+    const char *name;                    /* "model list": one or two words */
     struct tree_arg args[TREE_ARGS_MAX]; /* all of them are needed */
     const struct tree_option *options;
     size_t option_count;

@@ -142,7 +142,9 @@ static int receive(struct fp9_conn *conn, int flags, struct err *err)
     if (n < 0) {
         if (errno == EINTR || errno == EAGAIN)
             return 0;
-        return err_errno(err, "cannot receive from fp9d");
+        if (errno != ECONNRESET)
+            return err_errno(err, "cannot receive from fp9d");
+        n = 0; /* closed with bytes of ours unread: the end like any other */
     }
     int fds[253];
     size_t count = collect_fds(&message, fds);

@@ -14,8 +14,8 @@
 #define CORE_FDS_MAX 8 /* descriptors that arrived and wait for their answer; more are closed */
 
 struct core_call {
-    uint64_t id;    /* 0: free */
-    bool wants_fd;  /* a session.open */
+    uint64_t id;   /* 0: free */
+    bool wants_fd; /* a session.open */
     bool done;
     json_t *result; /* owned; done with success */
     json_t *error;  /* owned; done with an error object */

@@ -98,9 +98,9 @@ int fp9_session_open(struct fp9_conn *conn, const char *model, const struct fp9_
 int fp9_session_close(struct fp9_session *session, struct fp9_error *error);
 
 void *fp9_session_arena(struct fp9_session *session);
-size_t fp9_session_arena_size(const struct fp9_session *session);        /* bytes */
+size_t fp9_session_arena_size(const struct fp9_session *session); /* bytes */
 uint32_t fp9_session_hidden_size(const struct fp9_session *session);
-uint32_t fp9_session_top_k_max(const struct fp9_session *session);       /* most columns of topk_ids; 0: no layer is MoE */
+uint32_t fp9_session_top_k_max(const struct fp9_session *session); /* most columns of topk_ids; 0: no layer is MoE */
 enum fp9_dtype fp9_session_output_dtype(const struct fp9_session *session);
 
 /* Places in the arena that never overlap, for steps of up to max_tokens. A caller that fills them in place saves a copy. */

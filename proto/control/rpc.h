@@ -12,9 +12,9 @@
 #include "proto/base/err.h"
 #include "proto/control/schema.h"
 
-#define RPC_LINE_MAX (1024 * 1024)   /* bytes of one line either way, newline counted */
-#define RPC_DEPTH_MAX 32             /* nesting of a message */
-#define RPC_INFLIGHT_MAX 64          /* requests of one client that may wait for their answers */
+#define RPC_LINE_MAX (1024 * 1024) /* bytes of one line either way, newline counted */
+#define RPC_DEPTH_MAX 32           /* nesting of a message */
+#define RPC_INFLIGHT_MAX 64        /* requests of one client that may wait for their answers */
 
 struct rpc_request {
     const struct schema_method *method;
@@ -51,12 +51,12 @@ enum rpc_dtype {
 };
 
 struct rpc_tensor {
-    bool present;       /* the member was there */
-    bool in_arena;      /* offset counts */
-    uint64_t offset;    /* bytes from the arena's start */
+    bool present;    /* the member was there */
+    bool in_arena;   /* offset counts */
+    uint64_t offset; /* bytes from the arena's start */
     enum rpc_dtype dtype;
-    const char *b64;    /* borrowed from params; NULL when not given. Decode with b64_decode() of b64.h, B64_BYTES_MAX at most */
-    size_t b64_length;  /* characters */
+    const char *b64;   /* borrowed from params; NULL when not given. Decode with b64_decode() of b64.h, B64_BYTES_MAX at most */
+    size_t b64_length; /* characters */
 };
 
 void rpc_param_tensor(const json_t *params, const char *key, struct rpc_tensor *ret_tensor);

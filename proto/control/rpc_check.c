@@ -9,7 +9,7 @@
 #include "proto/control/b64.h"
 #include "proto/control/rpc_line.h"
 
-#define SHOWN_MAX 80         /* bytes of a refused value in a message */
+#define SHOWN_MAX 80 /* bytes of a refused value in a message */
 #define ARENA_ALIGN 64
 #define ARENA_OFFSET_MAX 9007199254740991 /* 2^53 - 1 */
 
@@ -136,7 +136,8 @@ static int check_tensor(const struct schema_param *param, const json_t *value, s
         return refuse(err, ERR_BAD_REQUEST, param->name, value, "is no tensor; {\"offset\", \"dtype\"} or {\"b64\", \"dtype\"} is right");
     const char *key;
     json_t *member;
-    json_object_foreach((json_t *)value, key, member) {
+    json_object_foreach((json_t *)value, key, member)
+    {
         char field[96];
         int r;
         snprintf(field, sizeof field, "%s.%.60s", param->name, key);
@@ -177,7 +178,8 @@ int rpc_check_params(const struct schema_method *method, const json_t *params, s
 {
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)params, key, value) {
+    json_object_foreach((json_t *)params, key, value)
+    {
         const struct schema_param *param = schema_find_param(method, key);
         int r = 0;
         if (!param)

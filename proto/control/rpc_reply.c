@@ -103,8 +103,7 @@ json_t *rpc_error_json(const struct err *err)
 static int errno_of(enum err_name name, json_int_t code)
 {
     switch (name) {
-    case ERR_BAD_REQUEST:
-        return code == CODE_PARSE ? -EBADMSG : code == CODE_REQUEST ? -EPROTO : code == CODE_METHOD ? -ENOSYS : -EINVAL;
+    case ERR_BAD_REQUEST: return code == CODE_PARSE ? -EBADMSG : code == CODE_REQUEST ? -EPROTO : code == CODE_METHOD ? -ENOSYS : -EINVAL;
     case ERR_BAD_SHAPE:
     case ERR_BAD_DTYPE:
     case ERR_BAD_EXPERT: return -EINVAL;

@@ -13,7 +13,8 @@ static int check_members(const json_t *object, struct err *err)
 {
     const char *key;
     json_t *value;
-    json_object_foreach((json_t *)object, key, value) {
+    json_object_foreach((json_t *)object, key, value)
+    {
         bool known = false;
         for (size_t i = 0; i < ARRAY_LENGTH(members); i++)
             known |= strcmp(members[i], key) == 0;

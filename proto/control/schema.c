@@ -23,11 +23,26 @@ static const char *const y_dtypes[] = {"BF16", "F32", NULL};
 
 #define REQUIRED true
 #define OPTIONAL false
-#define STRING(name, need, high, doc) {name, SCHEMA_STRING, need, 1, high, NULL, doc}
-#define CHOICE(name, need, choices, doc) {name, SCHEMA_STRING, need, 1, 16, choices, doc}
-#define INT(name, need, low, high, doc) {name, SCHEMA_INT, need, low, high, NULL, doc}
-#define BOOL(name, doc) {name, SCHEMA_BOOL, OPTIONAL, 0, 0, NULL, doc}
-#define TENSOR(name, need, dtypes, doc) {name, SCHEMA_TENSOR, need, 0, 0, dtypes, doc}
+#define STRING(name, need, high, doc)                                                                                                      \
+    {                                                                                                                                      \
+        name, SCHEMA_STRING, need, 1, high, NULL, doc                                                                                      \
+    }
+#define CHOICE(name, need, choices, doc)                                                                                                   \
+    {                                                                                                                                      \
+        name, SCHEMA_STRING, need, 1, 16, choices, doc                                                                                     \
+    }
+#define INT(name, need, low, high, doc)                                                                                                    \
+    {                                                                                                                                      \
+        name, SCHEMA_INT, need, low, high, NULL, doc                                                                                       \
+    }
+#define BOOL(name, doc)                                                                                                                    \
+    {                                                                                                                                      \
+        name, SCHEMA_BOOL, OPTIONAL, 0, 0, NULL, doc                                                                                       \
+    }
+#define TENSOR(name, need, dtypes, doc)                                                                                                    \
+    {                                                                                                                                      \
+        name, SCHEMA_TENSOR, need, 0, 0, dtypes, doc                                                                                       \
+    }
 
 static const struct schema_param plan_params[] = {
     INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; the fleet's when left out"),

@@ -22,8 +22,8 @@ struct schema_param {
 };
 
 struct schema_method {
-    const char *name;  /* "model.load" */
-    bool admin;        /* root, fp9d's user, admin_group only */
+    const char *name; /* "model.load" */
+    bool admin;       /* root, fp9d's user, admin_group only */
     const struct schema_param *params;
     size_t param_count;
     const char *result; /* keys of the result, for the man page */
@@ -33,7 +33,7 @@ struct schema_method {
 extern const struct schema_method schema_methods[]; /* sorted by name, each method's params too */
 extern const size_t schema_method_count;
 
-const struct schema_method *schema_find(const char *name); /* NULL: unknown */
+const struct schema_method *schema_find(const char *name);                                          /* NULL: unknown */
 const struct schema_param *schema_find_param(const struct schema_method *method, const char *name); /* NULL: unknown */
 
 #endif

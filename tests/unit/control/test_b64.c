@@ -13,8 +13,8 @@
 static void known_texts(void **state)
 {
     (void)state;
-    static const char *const pairs[][2] = {{"", ""},         {"f", "Zg=="},         {"fo", "Zm8="},        {"foo", "Zm9v"},
-                                             {"foob", "Zm9vYg=="}, {"fooba", "Zm9vYmE="}, {"foobar", "Zm9vYmFy"}};
+    static const char *const pairs[][2] = {
+        {"", ""}, {"f", "Zg=="}, {"fo", "Zm8="}, {"foo", "Zm9v"}, {"foob", "Zm9vYg=="}, {"fooba", "Zm9vYmE="}, {"foobar", "Zm9vYmFy"}};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         char text[16], back[16] = {0};
         size_t length = strlen(pairs[i][0]);

@@ -195,8 +195,8 @@ static void long_lines(void **state) /* E15 */
 static void tensors(void **state)
 {
     (void)state;
-    struct rpc_request request = taken(
-        STEP("\"x\":{\"offset\":128,\"dtype\":\"BF16\"},\"topk_ids\":{\"b64\":\"AAAA\"},\"y\":{\"dtype\":\"f32\"}"));
+    struct rpc_request request =
+        taken(STEP("\"x\":{\"offset\":128,\"dtype\":\"BF16\"},\"topk_ids\":{\"b64\":\"AAAA\"},\"y\":{\"dtype\":\"f32\"}"));
     struct rpc_tensor tensor;
     rpc_param_tensor(request.params, "x", &tensor);
     assert_true(tensor.present && tensor.in_arena && !tensor.b64);
@@ -298,16 +298,11 @@ static void errors_there_and_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests_are_read),
-        cmocka_unit_test(numbers_out_of_range),
-        cmocka_unit_test(names_are_checked),
-        cmocka_unit_test(lines_that_are_no_object),
-        cmocka_unit_test(duplicate_keys),
-        cmocka_unit_test(deep_nesting),
-        cmocka_unit_test(long_lines),
-        cmocka_unit_test(tensors),
-        cmocka_unit_test(replies),
-        cmocka_unit_test(errors_there_and_back),
+        cmocka_unit_test(requests_are_read), cmocka_unit_test(numbers_out_of_range),
+        cmocka_unit_test(names_are_checked), cmocka_unit_test(lines_that_are_no_object),
+        cmocka_unit_test(duplicate_keys),    cmocka_unit_test(deep_nesting),
+        cmocka_unit_test(long_lines),        cmocka_unit_test(tensors),
+        cmocka_unit_test(replies),           cmocka_unit_test(errors_there_and_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
