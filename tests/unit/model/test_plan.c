@@ -1,0 +1,320 @@
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "daemon/model/plan.h"
+
+#define QUANT "\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}"
+
+static struct arch *dense_arch(uint32_t hidden, uint32_t intermediate, uint32_t layers)
+{
+    char text[300];
+    struct arch *arch = NULL;
+    struct err err = {0};
+    int n = snprintf(text, sizeof text,
+                     "{\"model_type\":\"qwen3\",\"hidden_size\":%u,\"intermediate_size\":%u,\"num_hidden_layers\":%u," QUANT "}", hidden,
+                     intermediate, layers);
+    if (arch_parse(text, (size_t)n, "config.json", &arch, &err) < 0)
+        fail_msg("%s", err.message);
+    return arch;
+}
+
+/* Layer 0 dense unless dense is 0. */
+static struct arch *moe_arch(uint32_t hidden, uint32_t dense, uint32_t moe, uint32_t layers, uint32_t experts, uint32_t top_k)
+{
+    char text[400];
+    struct arch *arch = NULL;
+    struct err err = {0};
+    int n = snprintf(text, sizeof text,
+                     "{\"model_type\":\"qwen3_moe\",\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
+                     "\"num_hidden_layers\":%u,\"num_experts\":%u,\"num_experts_per_tok\":%u,\"mlp_only_layers\":[%s]," QUANT "}",
+                     hidden, dense, moe, layers, experts, top_k, dense ? "0" : "");
+    if (arch_parse(text, (size_t)n, "config.json", &arch, &err) < 0)
+        fail_msg("%s", err.message);
+    return arch;
+}
+
+static struct plan *made(const struct arch *arch, struct plan_request request)
+{
+    struct plan *plan = NULL;
+    struct err err = {0};
+    if (plan_make(arch, &request, &plan, &err) < 0)
+        fail_msg("%s", err.message);
+    return plan;
+}
+
+static void refused(const struct arch *arch, struct plan_request request, enum err_name name, const char *words)
+{
+    struct plan *plan = NULL;
+    struct err err = {0};
+    int r = plan_make(arch, &request, &plan, &err);
+    assert_true(r < 0);
+    assert_null(plan);
+    assert_int_equal(err.name, name);
+    if (!strstr(err.message, words))
+        fail_msg("\"%s\" does not say \"%s\"", err.message, words);
+}
+
+static void legal_is(const struct arch *arch, uint32_t at_128, uint32_t at_64, uint32_t at_32)
+{
+    struct plan *plan = made(arch, (struct plan_request){.tp = 1});
+    const uint32_t want[PLAN_MULTIPLES] = {at_128, at_64, at_32};
+    for (size_t i = 0; i < PLAN_MULTIPLES; i++) {
+        assert_int_equal(plan->legal[i].multiple_of, plan_multiples[i]);
+        assert_int_equal(plan->legal[i].tp_max, want[i]);
+    }
+    plan_free(plan);
+}
+
+static void limits_of_public_models(void **state)
+{
+    (void)state;
+    struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
+    legal_is(arch, 6, 12, 24);
+    arch_free(arch);
+    arch = moe_arch(4096, 0, 1536, 94, 128, 8);
+    legal_is(arch, 12, 24, 48);
+    arch_free(arch);
+    arch = moe_arch(256, 768, 192, 4, 8, 2); /* the experts are the narrower kind, and 192 is a unit and a half of 128 */
+    legal_is(arch, 2, 3, 6);
+    struct plan *plan = made(arch, (struct plan_request){.tp = 2, .ducks = 2});
+    assert_int_equal(plan->legal[2].tp_max_fleet, 2);
+    plan_free(plan);
+    arch_free(arch);
+}
+
+static void b01_refused_with_numbers(void **state)
+{
+    (void)state;
+    struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
+    refused(arch, (struct plan_request){.tp = 8, .multiple_of = 128}, ERR_BAD_SHAPE,
+            "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24");
+    struct plan *plan = made(arch, (struct plan_request){.tp = 8, .multiple_of = 64});
+    plan_free(plan);
+    plan = made(arch, (struct plan_request){.tp = 8}); /* the planner finds a multiple_of that allows it */
+    assert_true(plan->multiple_of < 128);
+    plan_free(plan);
+    arch_free(arch);
+    arch = moe_arch(256, 768, 192, 4, 8, 2);
+    refused(arch, (struct plan_request){.tp = 4, .multiple_of = 64}, ERR_BAD_SHAPE,
+            "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6");
+    arch_free(arch);
+}
+
+/* 18432 over 32: 576 = 4.5 blocks each, so odd ranks begin in the middle of one. */
+static void b03_mid_block(void **state)
+{
+    (void)state;
+    for (uint32_t rank = 0; rank < 32; rank++) {
+        struct plan_slice slice = plan_slice_of(18432, 64, 32, rank);
+        assert_int_equal(slice.begin, 576 * rank);
+        assert_int_equal(slice.neurons, 576);
+    }
+    struct arch *arch = dense_arch(256, 1152, 1);
+    struct plan *plan = made(arch, (struct plan_request){.tp = 2, .multiple_of = 64});
+    struct layout_mlp layout, shared;
+    bool has_shared;
+    assert_int_equal(plan_layouts(arch, plan, 0, 1, &layout, &has_shared, &shared, NULL), 0);
+    assert_false(has_shared);
+    assert_int_equal(layout.begin, 576);
+    assert_int_equal(layout.down.column_origin, 64);
+    assert_int_equal(layout.down.segments, 5); /* half a block, then four whole ones */
+    plan_free(plan);
+    arch_free(arch);
+}
+
+static void b04_quarter_blocks(void **state)
+{
+    (void)state;
+    static const uint32_t scale_rows[4] = {0, 0, 1, 1};
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        struct plan_slice slice = plan_slice_of(256, 64, 4, rank);
+        assert_int_equal(slice.begin / LAYOUT_BLOCK, scale_rows[rank]);
+        assert_int_equal((slice.begin + slice.neurons - 1) / LAYOUT_BLOCK, scale_rows[rank]);
+    }
+}
+
+static void b07_uneven(void **state)
+{
+    (void)state;
+    struct arch *arch = dense_arch(2048, 6144, 28);
+    static const uint32_t tps[] = {11, 7, 3};
+    for (size_t i = 0; i < 3; i++) {
+        struct plan *plan = made(arch, (struct plan_request){.tp = tps[i], .multiple_of = 128});
+        uint32_t total = 0;
+        for (uint32_t rank = 0; rank < tps[i]; rank++) {
+            uint32_t neurons = plan->ranks[rank].dense.neurons;
+            assert_int_equal(neurons % 128, 0);
+            if (tps[i] == 11)
+                assert_int_equal(neurons / 128, rank < 4 ? 5 : 4); /* 48 = 4x5 + 7x4 */
+            total += neurons;
+        }
+        assert_int_equal(total, 6144);
+        plan_free(plan);
+    }
+    arch_free(arch);
+}
+
+static void b08_tp_out_of_range(void **state)
+{
+    (void)state;
+    struct arch *arch = moe_arch(2048, 0, 768, 2, 8, 2);
+    refused(arch, (struct plan_request){.tp = 7, .multiple_of = 128}, ERR_BAD_SHAPE, "768 = 6 units of 128");
+    refused(arch, (struct plan_request){.tp = 33}, ERR_BAD_SHAPE, "768 = 24 units of 32: tp is at most 24; 128 allows 6, 64 allows 12");
+    refused(arch, (struct plan_request){.tp = 2147483648u}, ERR_BAD_SHAPE, "tp is at most 24");
+    refused(arch, (struct plan_request){.tp = UINT32_MAX, .multiple_of = 32}, ERR_BAD_SHAPE, "tp is at most 24");
+    refused(arch, (struct plan_request){.tp = 5, .ducks = 4}, ERR_BAD_SHAPE, "tp 5 needs 5 ducks, only 4");
+    static const uint32_t multiples[] = {1, 8, 16, 48, 96, 256, UINT32_MAX};
+    for (size_t i = 0; i < ARRAY_LENGTH(multiples); i++)
+        refused(arch, (struct plan_request){.multiple_of = multiples[i]}, ERR_BAD_SHAPE, "128, 64 and 32");
+    arch_free(arch);
+    arch = dense_arch(64, LAYOUT_NEURONS_MAX, 1);
+    refused(arch, (struct plan_request){.tp = 1025, .multiple_of = 32}, ERR_BAD_SHAPE, "tp is at most 1024");
+    arch_free(arch);
+    enum plan_strategy strategy;
+    struct err err = {0};
+    assert_int_equal(plan_strategy_parse("tp", &strategy, &err), 0);
+    assert_int_equal(plan_strategy_parse("tp4xep8", &strategy, &err), -EINVAL);
+    assert_non_null(strstr(err.message, "tp4xep8"));
+}
+
+static void bytes_are_the_layouts(void **state)
+{
+    (void)state;
+    struct arch *arch = moe_arch(256, 768, 192, 4, 8, 2);
+    for (uint32_t tp = 1; tp <= 6; tp++) {
+        struct plan *plan = made(arch, (struct plan_request){.tp = tp, .multiple_of = 32});
+        uint64_t total = 0, neurons = 0;
+        for (uint32_t rank = 0; rank < tp; rank++) {
+            struct layout_mlp dense, routed, shared;
+            bool has_shared;
+            assert_int_equal(plan_layouts(arch, plan, 0, rank, &dense, &has_shared, &shared, NULL), 0);
+            assert_int_equal(plan_layouts(arch, plan, 3, rank, &routed, &has_shared, &shared, NULL), 0);
+            assert_int_equal(plan->ranks[rank].dense_slot_bytes, dense.expert_bytes);
+            assert_int_equal(plan->ranks[rank].moe_slot_bytes, 8 * routed.expert_bytes);
+            assert_int_equal(plan->ranks[rank].bytes, dense.expert_bytes + 3 * 8 * routed.expert_bytes);
+            total += plan->ranks[rank].bytes;
+            neurons += routed.neurons;
+        }
+        assert_int_equal(neurons, 192);
+        assert_int_equal(plan->bytes_total, total);
+        assert_int_equal(plan->params, 3ull * 256 * (768 + 3 * 8 * 192));
+        assert_true(plan->bytes_per_param >= 1.125 && plan->bytes_per_param < 1.2);
+        assert_true(plan->padding_bytes < total / 20);
+        assert_true(plan->send_bytes > plan->params && plan->send_bytes < plan->params + plan->params / 20);
+        assert_true(plan->rebuild_send_bytes <= plan->send_bytes);
+        if (tp == 1) {
+            assert_int_equal(plan->rebuild_send_bytes, plan->send_bytes);
+            assert_int_equal(plan->rebuild_read_bytes, plan->params);
+        }
+        assert_true(plan->predicted_tokens_per_second > 0);
+        struct layout_mlp layout;
+        bool has_shared;
+        assert_true(plan_layouts(arch, plan, 4, 0, &layout, &has_shared, &layout, NULL) < 0);
+        assert_true(plan_layouts(arch, plan, 0, tp, &layout, &has_shared, &layout, NULL) < 0);
+        plan_free(plan);
+    }
+    arch_free(arch);
+}
+
+/* 192 = 1.5 units of 128: the second rank holds 64 neurons in a unit of 128, and the plan says what that costs. */
+static void padding_is_counted(void **state)
+{
+    (void)state;
+    struct arch *arch = moe_arch(256, 0, 192, 1, 8, 2);
+    struct plan *even = made(arch, (struct plan_request){.tp = 2, .multiple_of = 32});
+    struct plan *padded = made(arch, (struct plan_request){.tp = 2, .multiple_of = 128});
+    assert_int_equal(padded->ranks[1].routed.neurons, 64);
+    assert_int_equal(padded->ranks[1].routed.padded, 128);
+    /* gate and up of 64 neurons more for each of 8 experts: 2 * 64 * 256 weights of 9/8 bytes */
+    assert_true(padded->padding_bytes >= even->padding_bytes + 8ull * 2 * 64 * 256 * 9 / 8);
+    plan_free(even);
+    plan_free(padded);
+    arch_free(arch);
+}
+
+static void memory(void **state)
+{
+    (void)state;
+    struct arch *arch = dense_arch(1024, 3072, 28);
+    struct plan *plan = made(arch, (struct plan_request){.tp = 3, .multiple_of = 128});
+    uint64_t largest = plan->ranks[0].bytes;
+    char words[100];
+    plan_free(plan);
+    plan = made(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest});
+    plan_free(plan);
+    snprintf(words, sizeof words, "(%llu bytes)", (unsigned long long)largest);
+    refused(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
+    refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = largest - 1}, ERR_NO_MEMORY, "nothing fits; the closest is tp 2");
+    plan = made(arch, (struct plan_request){.ducks = 8, .memory_bytes = largest - 1}); /* chooses what fits */
+    assert_true(plan->tp > 3);
+    plan_free(plan);
+    arch_free(arch);
+}
+
+static void chooses_the_fastest(void **state)
+{
+    (void)state;
+    struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
+    struct plan *best = made(arch, (struct plan_request){.ducks = 12});
+    assert_non_null(strstr(best->explanation, "chosen"));
+    for (size_t i = 0; i < PLAN_MULTIPLES; i++) {
+        for (uint32_t tp = 1; tp <= 12 && tp <= best->legal[i].tp_max; tp++) {
+            struct plan *plan = made(arch, (struct plan_request){.tp = tp, .multiple_of = plan_multiples[i], .ducks = 12});
+            assert_true(plan->predicted_tokens_per_second <= best->predicted_tokens_per_second * 1.0011);
+            assert_non_null(strstr(plan->explanation, "as asked for"));
+            plan_free(plan);
+        }
+    }
+    plan_free(best);
+    best = made(arch, (struct plan_request){0});
+    assert_true(best->tp <= PLAN_TP_AUTO_MAX);
+    plan_free(best);
+    arch_free(arch);
+}
+
+static void property_runs_cover_exactly(void **state)
+{
+    (void)state;
+    unsigned seed = (unsigned)time(NULL);
+    print_message("seed %u\n", seed);
+    for (int round = 0; round < 20000; round++) {
+        uint32_t multiple_of = plan_multiples[(unsigned)rand_r(&seed) % PLAN_MULTIPLES];
+        uint32_t intermediate = 1 + (unsigned)rand_r(&seed) % (round % 2 ? 300 : LAYOUT_NEURONS_MAX);
+        uint32_t units = (intermediate + multiple_of - 1) / multiple_of;
+        uint32_t tp = 1 + (unsigned)rand_r(&seed) % (units < 64 ? units : 64);
+        uint32_t next = 0, most = 0, least = UINT32_MAX;
+        for (uint32_t rank = 0; rank < tp; rank++) {
+            struct plan_slice slice = plan_slice_of(intermediate, multiple_of, tp, rank);
+            assert_int_equal(slice.begin, next);
+            assert_true(slice.neurons > 0);
+            assert_int_equal(slice.padded % multiple_of, 0);
+            assert_true(slice.neurons <= slice.padded && slice.padded - slice.neurons < multiple_of);
+            if (rank + 1 < tp)
+                assert_int_equal(slice.neurons, slice.padded);
+            uint32_t run = slice.padded / multiple_of;
+            assert_true(rank == 0 || run <= least); /* longer runs first */
+            most = run > most ? run : most;
+            least = run < least ? run : least;
+            next = slice.begin + slice.neurons;
+        }
+        assert_int_equal(next, intermediate);
+        assert_true(most - least <= 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(limits_of_public_models), cmocka_unit_test(b01_refused_with_numbers), cmocka_unit_test(b03_mid_block),
+        cmocka_unit_test(b04_quarter_blocks),      cmocka_unit_test(b07_uneven),               cmocka_unit_test(b08_tp_out_of_range),
+        cmocka_unit_test(bytes_are_the_layouts),   cmocka_unit_test(padding_is_counted),       cmocka_unit_test(memory),
+        cmocka_unit_test(chooses_the_fastest),     cmocka_unit_test(property_runs_cover_exactly),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
