@@ -84,7 +84,7 @@ static int model_for(struct core *core, const struct core_load_request *request,
 
 int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err)
 {
-    struct core_model *model;
+    struct core_model *model = NULL;
     int r = model_for(core, request, &model, err);
     if (r < 0)
         return r;

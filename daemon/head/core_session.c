@@ -86,7 +86,7 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         .model = (uint32_t)(model - core->models),
         .tp = tp,
         .max_tokens = request->max_tokens,
-        .top_k_max = model->arch->experts ? KERNELS_TOP_K_MAX : 0,
+        .top_k_max = model->arch->top_k,
         .chunk_max = chunk_of(request->max_tokens, tp, model->arch->hidden),
         .partials = request->partials_given ? request->partials : core->conf.partials,
         .output = request->output,

@@ -27,8 +27,9 @@ struct head {
     struct session *sessions; /* list */
     struct waiters *waiters;  /* who waits for jobs and drops */
     uint64_t started_ns;
-    int exit_code;
+    uint64_t watchdog_ns, watchdog_fed_ns; /* interval to feed systemd's watchdog at, 0: none; last time */
     bool stopping;
+    uint64_t stop_ns; /* since when */
 };
 
 /* Carries out all actions that the core has ready. Call after every event. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/head/load.h"
+#include "proto/base/size.h"
 
 #define STREAM_CHUNK_BYTES (4u * 1024 * 1024)   /* of codes, read at once and at most in one frame */
 #define STREAM_ON_THE_WAY (32u * 1024 * 1024)   /* framed and not yet written to links */
@@ -379,7 +380,7 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
         size_t count = 0;
         for (; i < stream->missing_count && stream->missing[i].layer == layer; i++)
             targets[count++] =
-                (struct target){.rank = stream->missing[i].rank, .request = stream->job << LOAD_REQUEST_SHIFT | (uint64_t)i};
+                (struct target){.rank = stream->missing[i].rank, .request = load_request(stream->job, i)};
         int r = stream_layer(stream, checkpoint, layer, targets, count, err);
         if (r < 0)
             return err_prefix(err, "layer %u", layer);

@@ -49,7 +49,7 @@ struct peer {
     size_t now_sent;
     struct msg_hello_duck hello;
     uint64_t closed_ns;   /* when the link broke while the child was still there; 0: not */
-    char broken[256];     /* why the link broke, if it was not a plain end of stream */
+    char broken[ERR_MESSAGE_MAX]; /* why the link broke, if it was not a plain end of stream */
 };
 
 struct outgoing *outgoing_new(void)
@@ -192,7 +192,7 @@ static void child_ended(void *user, bool readable, bool writable)
     (void)readable;
     (void)writable;
     struct peer *peer = user;
-    char how[128], reason[512];
+    char how[128], reason[ERR_MESSAGE_MAX + 256];
     if (!local_reap(peer->pidfd, how, sizeof how))
         return;
     snprintf(reason, sizeof reason, "its process %s%s%s", how, peer->broken[0] ? " after: " : "", peer->broken);

@@ -1,0 +1,127 @@
+/* Carries out what the core has decided. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/db.h"
+#include "daemon/head/head.h"
+#include "daemon/head/load.h"
+#include "daemon/head/rpc.h"
+#include "daemon/head/session.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+
+struct db_task {
+    struct head *head;
+    bool forget;
+    struct db_model model;
+};
+
+/* Disk worker. */
+static void db_task_run(void *user)
+{
+    struct db_task *task = user;
+    struct err err = {0};
+    int r = task->forget ? db_forget_model(task->head->db, task->model.name, &err) : db_save_model(task->head->db, &task->model, &err);
+    if (r < 0)
+        log_error("db", "model %s is not remembered: %s", task->model.name, err.message);
+}
+
+static void db_task_done(void *user)
+{
+    free(user);
+}
+
+static void remember(struct head *head, const struct core_model *model, bool forget)
+{
+    struct db_task *task = calloc(1, sizeof *task);
+    if (!task)
+        abort();
+    task->head = head;
+    task->forget = forget;
+    memcpy(task->model.name, model->name, sizeof task->model.name);
+    if (!forget) {
+        memcpy(task->model.path, model->path, sizeof task->model.path);
+        task->model.tp = model->plan->tp;
+        task->model.multiple_of = model->plan->multiple_of;
+        strncpy(task->model.strategy, plan_strategy_name(model->plan->strategy), sizeof task->model.strategy - 1);
+        digest_hex(model->key, task->model.model_key);
+    }
+    worker_submit(head->disk, db_task_run, db_task_done, task);
+}
+
+static void send_ping(struct head *head, uint32_t duck)
+{
+    struct outgoing *out = outgoing_new();
+    struct msg_ping ping = {.stamp = clock_now_ns()};
+    if (msg_ping_encode(&out->buf, WIRE_PING, 0, &ping) < 0)
+        abort();
+    peer_send(head->peers[duck], out, false);
+    outgoing_unref(out);
+}
+
+static void send_drop(struct head *head, uint32_t duck, uint64_t id)
+{
+    const struct core_drop *drop = core_drop_find(head->core, id);
+    struct msg_drop msg = {.all = drop->all};
+    memcpy(msg.model_key, drop->key, DIGEST_SIZE);
+    struct outgoing *out = outgoing_new();
+    if (msg_drop_encode(&out->buf, id, &msg) < 0)
+        abort();
+    peer_send(head->peers[duck], out, false);
+    outgoing_unref(out);
+}
+
+static void job_changed(struct head *head, uint64_t id)
+{
+    const struct core_job *job = core_job_find(head->core, id);
+    if (!job)
+        return;
+    if (core_job_over(job)) {
+        const struct core_model *model = &head->core->models[job->model];
+        if (job->state == CORE_JOB_DONE)
+            log_info("job", "%llu: %s of %s done: cache %s (%s), %llu bytes read, %llu sent", (unsigned long long)id, job->kind,
+                     job->model_name, model->cache, model->reason, (unsigned long long)job->read_bytes, (unsigned long long)job->sent_bytes);
+        else
+            log_warning("job", "%llu: %s of %s %s: %s", (unsigned long long)id, job->kind, job->model_name, core_job_state_text(job->state),
+                        job->err.message);
+        load_forget(head, id);
+    }
+    waiters_job_changed(head, job);
+}
+
+static void act(struct head *head, const struct core_action *action)
+{
+    struct core *core = head->core;
+    switch (action->type) {
+    case CORE_ACT_START_DUCK: peer_start(head->peers[action->duck]); break;
+    case CORE_ACT_STOP_DUCK: peer_stop(head->peers[action->duck]); break;
+    case CORE_ACT_PING: send_ping(head, action->duck); break;
+    case CORE_ACT_OPEN: load_open(head, action->id); break;
+    case CORE_ACT_STREAM: load_stream(head, action->id); break;
+    case CORE_ACT_STREAM_CANCEL: load_cancel(head, action->id); break;
+    case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
+    case CORE_ACT_SAVE_MODEL: remember(head, &core->models[action->id], false); break;
+    case CORE_ACT_FORGET_MODEL: remember(head, &core->models[action->id], true); break;
+    case CORE_ACT_DROP: send_drop(head, action->duck, action->id); break;
+    case CORE_ACT_DROP_DONE:
+        waiters_drop_done(head, core_drop_find(core, action->id));
+        core_drop_release(core, action->id);
+        break;
+    case CORE_ACT_SESSION_OPEN: session_send_open(head, action->duck, action->id); break;
+    case CORE_ACT_SESSION_CLOSE: session_send_close(head, action->duck, action->id); break;
+    case CORE_ACT_SESSION_READY: rpc_session_ready(head, action->id); break;
+    case CORE_ACT_SESSION_FAILED: rpc_session_failed(head, action->id); break;
+    case CORE_ACT_SESSION_GONE: session_forget(head, action->id); break;
+    case CORE_ACT_STEP_CHUNK: session_send_chunk(head, action->id); break;
+    case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id); break;
+    case CORE_ACT_STEP_DONE: rpc_step_done(head, action->id); break;
+    case CORE_ACT_STEP_FAILED: rpc_step_failed(head, action->id); break;
+    }
+}
+
+void act_run(struct head *head)
+{
+    struct core_action action;
+    while (core_next_action(head->core, &action))
+        act(head, &action);
+}

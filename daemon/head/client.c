@@ -1,0 +1,245 @@
+#include "daemon/head/client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "proto/base/buf.h"
+#include "proto/control/rpc.h"
+
+#define CLIENT_OUT_MAX (16u * 1024 * 1024) /* bytes waiting to be read by the client */
+#define CLIENT_READ_BYTES 16384            /* a turn's work, then other clients have theirs */
+#define CLIENT_GROUPS_MAX 1024
+
+struct out {
+    struct out *next;
+    char *line;
+    size_t length, sent;
+    int fd;
+};
+
+struct client {
+    struct loop *loop;
+    uint64_t id;
+    int fd;
+    bool admin, broken;
+    struct client_callbacks callbacks;
+    struct loop_io *io;
+    struct buf in;
+    size_t scanned; /* bytes of `in` known to hold no newline */
+    struct out *first, **last;
+    size_t out_bytes;
+};
+
+static bool in_group(int fd, gid_t primary, const char *name)
+{
+    const struct group *group = *name ? getgrnam(name) : NULL;
+    if (!group)
+        return false;
+    if (primary == group->gr_gid)
+        return true;
+    gid_t groups[CLIENT_GROUPS_MAX];
+    socklen_t size = sizeof groups;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &size) < 0)
+        return false;
+    for (size_t i = 0; i < size / sizeof *groups; i++)
+        if (groups[i] == group->gr_gid)
+            return true;
+    return false;
+}
+
+static void client_event(void *user, bool readable, bool writable);
+
+int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, const struct client_callbacks *callbacks,
+               struct client **ret_client, struct err *err)
+{
+    _cleanup_(client_freep) struct client *client = calloc(1, sizeof *client);
+    if (!client) {
+        close(fd);
+        return err_no_memory(err, "client", sizeof *client);
+    }
+    *client = (struct client){.loop = loop, .id = id, .fd = fd, .callbacks = *callbacks, .last = &client->first};
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
+        return err_errno(err, "client: SO_PEERCRED");
+    client->admin = peer.uid == 0 || peer.uid == geteuid() || in_group(fd, peer.gid, admin_group);
+    int r = loop_io_add(loop, fd, client_event, client, &client->io, err);
+    if (r < 0)
+        return r;
+    *ret_client = STEAL(client);
+    return 0;
+}
+
+static void out_free(struct out *out)
+{
+    closep(&out->fd);
+    free(out->line);
+    free(out);
+}
+
+void client_free(struct client *client)
+{
+    if (!client)
+        return;
+    while (client->first) {
+        struct out *next = client->first->next;
+        out_free(client->first);
+        client->first = next;
+    }
+    loop_io_free(client->io);
+    closep(&client->fd);
+    buf_release(&client->in);
+    free(client);
+}
+
+uint64_t client_id(const struct client *client)
+{
+    return client->id;
+}
+
+bool client_is_admin(const struct client *client)
+{
+    return client->admin;
+}
+
+static ssize_t send_out(int fd, const struct out *out)
+{
+    struct iovec part = {.iov_base = out->line + out->sent, .iov_len = out->length - out->sent};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {0};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (out->fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(header), &out->fd, sizeof(int));
+    }
+    return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* What cannot be sent to a broken client is dropped; its end is noticed by the next read. */
+static void flush(struct client *client)
+{
+    while (client->first) {
+        struct out *out = client->first;
+        ssize_t n = client->broken ? -1 : send_out(client->fd, out);
+        if (n < 0 && !client->broken) {
+            if (errno == EINTR)
+                continue;
+            if (errno == EAGAIN)
+                break;
+            client->broken = true;
+        }
+        if (n > 0) {
+            closep(&out->fd);
+            out->sent += (size_t)n;
+        }
+        if (!client->broken && out->sent < out->length)
+            continue;
+        client->out_bytes -= out->length;
+        client->first = out->next;
+        if (!client->first)
+            client->last = &client->first;
+        out_free(out);
+    }
+    loop_io_want(client->io, true, client->first != NULL);
+}
+
+void client_send(struct client *client, char *line, size_t length, int fd)
+{
+    struct out *out = calloc(1, sizeof *out);
+    if (!out)
+        abort();
+    *out = (struct out){.line = line, .length = length, .fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1};
+    if ((fd >= 0 && out->fd < 0) || client->broken || length > CLIENT_OUT_MAX - client->out_bytes) {
+        /* Half an answer would be worse than none: the connection ends. */
+        out_free(out);
+        client->broken = true;
+        shutdown(client->fd, SHUT_RDWR);
+        return;
+    }
+    *client->last = out;
+    client->last = &out->next;
+    client->out_bytes += length;
+    flush(client);
+}
+
+/* Reads once, closing any descriptors that come along: no request of this version carries one. */
+static ssize_t receive(struct client *client)
+{
+    union {
+        char bytes[CMSG_SPACE(253 * sizeof(int))]; /* SCM_MAX_FD */
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {.iov_base = client->in.data + client->in.length, .iov_len = CLIENT_READ_BYTES};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    ssize_t n = recvmsg(client->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n < 0)
+        return n;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+            close(fd);
+        }
+    }
+    return n;
+}
+
+/* Hands over whole lines. False when one is longer than allowed. */
+static bool take_lines(struct client *client)
+{
+    for (;;) {
+        uint8_t *newline = client->in.length > client->scanned
+                               ? memchr(client->in.data + client->scanned, '\n', client->in.length - client->scanned)
+                               : NULL;
+        if (!newline) {
+            client->scanned = client->in.length;
+            return client->in.length < RPC_LINE_MAX;
+        }
+        size_t length = (size_t)(newline - client->in.data);
+        if (length)
+            client->callbacks.line(client->callbacks.user, client->id, (const char *)client->in.data, length);
+        buf_consume(&client->in, length + 1);
+        client->scanned = 0;
+    }
+}
+
+static void client_event(void *user, bool readable, bool writable)
+{
+    struct client *client = user;
+    if (writable)
+        flush(client);
+    if (!readable)
+        return;
+    if (buf_reserve(&client->in, CLIENT_READ_BYTES, RPC_LINE_MAX + CLIENT_READ_BYTES) == 0) {
+        ssize_t n = receive(client);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (n > 0) {
+            client->in.length += (size_t)n;
+            if (take_lines(client))
+                return;
+            struct err err = {0};
+            err_set(&err, -EMSGSIZE, ERR_BAD_REQUEST, "a line of more than %d bytes; the connection is closed", RPC_LINE_MAX);
+            json_t *null = json_null();
+            size_t length;
+            char *line = rpc_reply_error(null, &err, &length);
+            if (line)
+                client_send(client, line, length, -1);
+        }
+    }
+    client->callbacks.closed(client->callbacks.user, client->id);
+}

@@ -1,0 +1,33 @@
+/* One connection to the control socket: lines in, lines (with descriptors) out. Loop thread only. */
+#ifndef FP9_HEAD_CLIENT_H
+#define FP9_HEAD_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/head/loop.h"
+
+struct client;
+
+struct client_callbacks {
+    void *user;
+    void (*line)(void *user, uint64_t client, const char *line, size_t length); /* without the newline */
+    void (*closed)(void *user, uint64_t client); /* from the loop, never from within client_send; must free the client */
+};
+
+/* Takes fd, also on failure. */
+int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, const struct client_callbacks *callbacks,
+               struct client **ret_client, struct err *err);
+void client_free(struct client *client);
+CLEANUP_DEFINE(struct client *, client_free);
+
+uint64_t client_id(const struct client *client);
+/* root, fp9d's own user, or a member of admin_group, by SO_PEERCRED and SO_PEERGROUPS at connect time. */
+bool client_is_admin(const struct client *client);
+
+/* Takes `line` (malloced). fd >= 0 is duplicated and goes with the line's first byte. A client that does not read what it asked for is
+ * cut off when too much has gathered. */
+void client_send(struct client *client, char *line, size_t length, int fd);
+
+#endif

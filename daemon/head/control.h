@@ -1,0 +1,32 @@
+/* The control socket: listening, clients, lines in, replies out. What the methods do is in rpc_*.c. Loop thread only. */
+#ifndef FP9_HEAD_CONTROL_H
+#define FP9_HEAD_CONTROL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/head/head.h"
+
+struct control;
+
+/* With socket activation the given socket is used, else `path` is bound: a stale one is taken over, one that is served is refused. */
+int control_new(struct head *head, const char *path, struct control **ret_control, struct err *err);
+void control_free(struct control *control);
+CLEANUP_DEFINE(struct control *, control_free);
+void control_tick(struct control *control, uint64_t now);
+/* No new clients and requests; what is queued still goes out. */
+void control_stop(struct control *control);
+
+/* A client is named by a number that is never used again, so that an answer that comes too late cannot reach another. */
+bool control_has_client(const struct control *control, uint64_t client);
+bool control_client_is_admin(const struct control *control, uint64_t client);
+uint32_t control_client_count(const struct control *control);
+
+/* Answers a request. `result` is taken; fd >= 0 goes with the first byte and stays the caller's. A client that is gone is no error. */
+void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd);
+void control_reply_error(struct control *control, uint64_t client, const json_t *id, const struct err *err);
+/* `params` is taken. */
+void control_notify(struct control *control, uint64_t client, const char *method, json_t *params);
+
+#endif

@@ -1,0 +1,223 @@
+#include "daemon/head/db.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#define DB_ASIDE_MAX 1000
+#define DB_BUSY_MS 2000
+
+struct db {
+    sqlite3 *handle;
+    int lock_fd; /* flock on DIR/lock: one fp9d a state directory */
+    char path[PATH_MAX];
+};
+
+/* Step i brings user_version i to i + 1. */
+static const char *const migrations[] = {
+    "CREATE TABLE model (name TEXT PRIMARY KEY, path TEXT NOT NULL, tp INTEGER NOT NULL, multiple_of INTEGER NOT NULL,"
+    " strategy TEXT NOT NULL, model_key TEXT NOT NULL) STRICT;",
+};
+
+static int db_err(struct db *db, const char *what, struct err *err)
+{
+    return err_set(err, -EIO, ERR_INTERNAL, "%s: %s: %s", db->path, what, db->handle ? sqlite3_errmsg(db->handle) : "cannot be opened");
+}
+
+void db_close(struct db *db)
+{
+    if (!db)
+        return;
+    sqlite3_close(db->handle);
+    closep(&db->lock_fd);
+    free(db);
+}
+
+static int take_lock(struct db *db, const char *dir, struct err *err)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    if (stat(dir, &info) < 0)
+        return err_errno(err, "state directory %s", dir);
+    if (!S_ISDIR(info.st_mode))
+        return err_set(err, -ENOTDIR, ERR_BAD_REQUEST, "state directory %s: is not a directory", dir);
+    if ((size_t)snprintf(path, sizeof path, "%s/lock", dir) >= sizeof path)
+        return err_set(err, -ENAMETOOLONG, ERR_BAD_REQUEST, "state directory %s: its name is too long", dir);
+    db->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (db->lock_fd < 0)
+        return err_errno(err, "state directory %s: cannot be written", dir);
+    if (flock(db->lock_fd, LOCK_EX | LOCK_NB) < 0)
+        return err_set(err, -EBUSY, ERR_BUSY, "state directory %s: another fp9d uses it", dir);
+    return 0;
+}
+
+static int execute(struct db *db, const char *sql, const char *what, struct err *err)
+{
+    if (sqlite3_exec(db->handle, sql, NULL, NULL, NULL) != SQLITE_OK)
+        return db_err(db, what, err);
+    return 0;
+}
+
+/* One value of a one-row query as text. */
+static int ask(struct db *db, const char *sql, char *ret_text, size_t size, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    int r = -EIO;
+    if (sqlite3_prepare_v2(db->handle, sql, -1, &statement, NULL) == SQLITE_OK && sqlite3_step(statement) == SQLITE_ROW) {
+        const unsigned char *text = sqlite3_column_text(statement, 0);
+        snprintf(ret_text, size, "%s", text ? (const char *)text : "");
+        r = 0;
+    } else {
+        db_err(db, sql, err);
+    }
+    sqlite3_finalize(statement);
+    return r;
+}
+
+static int migrate(struct db *db, struct err *err)
+{
+    char text[32];
+    int r = ask(db, "PRAGMA user_version", text, sizeof text, err);
+    if (r < 0)
+        return r;
+    long version = strtol(text, NULL, 10);
+    if (version < 0 || (size_t)version > ARRAY_LENGTH(migrations))
+        return err_set(err, -EPROTO, ERR_INTERNAL, "%s: is of version %ld, this fp9d knows up to %zu; it was written by a newer one",
+                       db->path, version, ARRAY_LENGTH(migrations));
+    for (size_t i = (size_t)version; i < ARRAY_LENGTH(migrations); i++) {
+        char sql[2048];
+        snprintf(sql, sizeof sql, "BEGIN; %s PRAGMA user_version = %zu; COMMIT;", migrations[i], i + 1);
+        r = execute(db, sql, "migration", err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* -EBADMSG when the file is not a sound database. */
+static int open_file(struct db *db, struct err *err)
+{
+    if (sqlite3_open_v2(db->path, &db->handle, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOFOLLOW, NULL) != SQLITE_OK)
+        return db_err(db, "open", err);
+    sqlite3_busy_timeout(db->handle, DB_BUSY_MS);
+    char text[256];
+    if (ask(db, "PRAGMA quick_check(1)", text, sizeof text, err) < 0) {
+        int code = sqlite3_errcode(db->handle);
+        return code == SQLITE_NOTADB || code == SQLITE_CORRUPT ? -EBADMSG : -EIO;
+    }
+    if (strcmp(text, "ok") != 0) {
+        err_set(err, -EBADMSG, ERR_INTERNAL, "%s: damaged: %s", db->path, text);
+        return -EBADMSG;
+    }
+    int r = execute(db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;", "write-ahead log", err);
+    return r < 0 ? r : migrate(db, err);
+}
+
+/* The database and its side files move away together: an old -wal beside a new database would be replayed into it. */
+static int set_aside(struct db *db, char **ret_set_aside, struct err *err)
+{
+    sqlite3_close(db->handle);
+    db->handle = NULL;
+    char aside[PATH_MAX + 32], from[PATH_MAX + 8], to[PATH_MAX + 40];
+    int number = 1;
+    for (;; number++) {
+        snprintf(aside, sizeof aside, "%s.damaged-%d", db->path, number);
+        if (access(aside, F_OK) < 0)
+            break;
+        if (number == DB_ASIDE_MAX)
+            return err_set(err, -EEXIST, ERR_INTERNAL, "%s: damaged, and %d damaged ones lie beside it already", db->path, number);
+    }
+    static const char *const sides[] = {"-wal", "-shm", ""};
+    for (size_t i = 0; i < ARRAY_LENGTH(sides); i++) {
+        snprintf(from, sizeof from, "%s%s", db->path, sides[i]);
+        snprintf(to, sizeof to, "%s%s", aside, sides[i]);
+        if (rename(from, to) < 0 && errno != ENOENT)
+            return err_errno(err, "%s: damaged, and cannot be set aside", from);
+    }
+    *ret_set_aside = strdup(aside);
+    return *ret_set_aside ? 0 : err_no_memory(err, "path", strlen(aside));
+}
+
+int db_open(const char *dir, struct db **ret_db, char **ret_set_aside, struct err *err)
+{
+    _cleanup_(db_closep) struct db *db = calloc(1, sizeof *db);
+    if (!db)
+        return err_no_memory(err, "database", sizeof *db);
+    db->lock_fd = -1;
+    if ((size_t)snprintf(db->path, sizeof db->path, "%s/fp9d.db", dir) >= sizeof db->path)
+        return err_set(err, -ENAMETOOLONG, ERR_BAD_REQUEST, "state directory %s: its name is too long", dir);
+    int r = take_lock(db, dir, err);
+    if (r < 0)
+        return r;
+    *ret_set_aside = NULL;
+    r = open_file(db, err);
+    if (r == -EBADMSG) {
+        r = set_aside(db, ret_set_aside, err);
+        if (r == 0)
+            r = open_file(db, err);
+    }
+    if (r < 0)
+        return err ? err->code : r;
+    *ret_db = STEAL(db);
+    return 0;
+}
+
+int db_save_model(struct db *db, const struct db_model *model, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    bool ok = sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?)", -1, &statement, NULL) == SQLITE_OK &&
+              sqlite3_bind_text(statement, 1, model->name, -1, SQLITE_STATIC) == SQLITE_OK &&
+              sqlite3_bind_text(statement, 2, model->path, -1, SQLITE_STATIC) == SQLITE_OK &&
+              sqlite3_bind_int64(statement, 3, model->tp) == SQLITE_OK &&
+              sqlite3_bind_int64(statement, 4, model->multiple_of) == SQLITE_OK &&
+              sqlite3_bind_text(statement, 5, model->strategy, -1, SQLITE_STATIC) == SQLITE_OK &&
+              sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK &&
+              sqlite3_step(statement) == SQLITE_DONE;
+    int r = ok ? 0 : db_err(db, "save model", err);
+    sqlite3_finalize(statement);
+    return r;
+}
+
+int db_forget_model(struct db *db, const char *name, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    bool ok = sqlite3_prepare_v2(db->handle, "DELETE FROM model WHERE name = ?", -1, &statement, NULL) == SQLITE_OK &&
+              sqlite3_bind_text(statement, 1, name, -1, SQLITE_STATIC) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
+    int r = ok ? 0 : db_err(db, "forget model", err);
+    sqlite3_finalize(statement);
+    return r;
+}
+
+static void column(sqlite3_stmt *statement, int index, char *to, size_t size)
+{
+    const unsigned char *text = sqlite3_column_text(statement, index);
+    snprintf(to, size, "%s", text ? (const char *)text : "");
+}
+
+int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    if (sqlite3_prepare_v2(db->handle, "SELECT name, path, tp, multiple_of, strategy, model_key FROM model ORDER BY name", -1, &statement,
+                           NULL) != SQLITE_OK)
+        return db_err(db, "list models", err);
+    int r = 0, step = SQLITE_ROW;
+    while (r == 0 && (step = sqlite3_step(statement)) == SQLITE_ROW) {
+        struct db_model model = {0};
+        column(statement, 0, model.name, sizeof model.name);
+        column(statement, 1, model.path, sizeof model.path);
+        model.tp = (uint32_t)sqlite3_column_int64(statement, 2);
+        model.multiple_of = (uint32_t)sqlite3_column_int64(statement, 3);
+        column(statement, 4, model.strategy, sizeof model.strategy);
+        column(statement, 5, model.model_key, sizeof model.model_key);
+        r = each(user, &model);
+    }
+    if (r == 0 && step != SQLITE_DONE)
+        r = db_err(db, "list models", err);
+    sqlite3_finalize(statement);
+    return r;
+}

@@ -1,0 +1,33 @@
+/* What fp9d must remember across restarts, in sqlite: the registered models.
+ *
+ * Opened on the loop's thread before the loop runs, used on the disk worker afterwards; never by two threads at once. */
+#ifndef FP9_HEAD_DB_H
+#define FP9_HEAD_DB_H
+
+#include <stdint.h>
+
+#include "proto/base/cleanup.h"
+#include "proto/base/err.h"
+
+struct db;
+
+struct db_model {
+    char name[64];
+    char path[4096];
+    uint32_t tp, multiple_of; /* as they were planned */
+    char strategy[16];
+    char model_key[65];       /* hex */
+};
+
+/* Opens DIR/fp9d.db, takes the directory's lock, brings the schema up to date. A file that is no database, or a damaged one, is set aside as
+ * fp9d.db.damaged-N and a new one begun; *ret_set_aside (caller frees) names it then, else NULL. */
+int db_open(const char *dir, struct db **ret_db, char **ret_set_aside, struct err *err);
+void db_close(struct db *db);
+CLEANUP_DEFINE(struct db *, db_close);
+
+int db_save_model(struct db *db, const struct db_model *model, struct err *err);
+int db_forget_model(struct db *db, const char *name, struct err *err);
+/* Calls `each` for every model, by name. Stops at and returns its first negative result. */
+int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err);
+
+#endif

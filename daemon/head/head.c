@@ -1,0 +1,295 @@
+/* Puts the parts together, feeds the core with what ducks say, keeps the beat. */
+#include "daemon/head/head.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+
+#include "daemon/head/control.h"
+#include "daemon/head/db.h"
+#include "daemon/head/head_run.h"
+#include "daemon/head/load.h"
+#include "daemon/head/local.h"
+#include "daemon/head/rpc.h"
+#include "daemon/head/session.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+
+#define HEAD_TICK (100 * CLOCK_NS_PER_MS)
+#define HEAD_START_TIMEOUT (20 * CLOCK_NS_PER_S)
+#define HEAD_STOP_PATIENCE (5 * CLOCK_NS_PER_S) /* for loads to let go; then their ducks are killed, which frees them */
+
+/* ---- what ducks say ---- */
+
+static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t count)
+{
+    struct head *head = user;
+    log_info("duck", "%s: up: %s, isa %s, %u cores, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
+             hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, hello->boot_id);
+    core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
+    act_run(head);
+}
+
+static void duck_lost(void *user, uint32_t duck, const char *reason)
+{
+    struct head *head = user;
+    if (!head->stopping)
+        log_warning("duck", "%s: lost: %s", head->core->ducks[duck].name, reason);
+    core_duck_lost(head->core, clock_now_ns(), duck, reason);
+    act_run(head);
+}
+
+/* FAIL answers whatever carried its request id: the numbers of jobs, sessions, steps and drops are one line. */
+static void duck_fail(struct head *head, uint64_t now, uint32_t duck, const struct frame *frame)
+{
+    struct err theirs = {0}, err = {0};
+    if (msg_fail_decode(frame, &theirs, &err) < 0)
+        theirs = err;
+    if (load_is_request(frame->request))
+        core_slot_failed(head->core, now, duck, load_job_of_request(frame->request), &theirs);
+    else if (core_session_find(head->core, frame->request))
+        core_session_failed(head->core, now, duck, frame->request, &theirs);
+    else if (core_drop_find(head->core, frame->request))
+        core_dropped(head->core, now, duck, frame->request, 0);
+    else
+        session_take_result(head, duck, frame);
+}
+
+static int take_frame(struct head *head, uint64_t now, uint32_t duck, const struct frame *frame, struct err *err)
+{
+    int r;
+    switch (frame->type) {
+    case WIRE_STEP_DONE: session_take_result(head, duck, frame); return 0;
+    case WIRE_FAIL: duck_fail(head, now, duck, frame); return 0;
+    case WIRE_PONG: {
+        struct msg_ping pong;
+        r = msg_ping_decode(frame, &pong, err);
+        if (r == 0)
+            core_duck_pong(head->core, now, duck, now > pong.stamp ? now - pong.stamp : 0);
+        return r;
+    }
+    case WIRE_SLOT_DONE: {
+        struct msg_slot slot;
+        r = msg_slot_done_decode(frame, &slot, err);
+        if (r == 0)
+            core_slot_done(head->core, now, duck, &slot);
+        return r;
+    }
+    case WIRE_DROPPED: {
+        uint64_t freed;
+        r = msg_dropped_decode(frame, &freed, err);
+        if (r == 0)
+            core_dropped(head->core, now, duck, frame->request, freed);
+        return r;
+    }
+    case WIRE_SESSION_OPENED: {
+        uint64_t session;
+        r = msg_session_decode(frame, &session, err);
+        if (r == 0)
+            core_session_opened(head->core, now, duck, session);
+        return r;
+    }
+    case WIRE_SESSION_CLOSED: return 0;
+    default: return err_set(err, -EPROTO, ERR_INTERNAL, "it sent %s, which only fp9d sends", frame_type_name(frame->type));
+    }
+}
+
+static void duck_frame(void *user, uint32_t duck, const struct frame *frame)
+{
+    struct head *head = user;
+    uint64_t now = clock_now_ns();
+    struct err err = {0};
+    core_duck_heard(head->core, now, duck);
+    if (take_frame(head, now, duck, frame, &err) < 0) {
+        log_warning("duck", "%s: %s", head->core->ducks[duck].name, err.message);
+        core_push(head->core, CORE_ACT_STOP_DUCK, duck, 0);
+        core_duck_lost(head->core, now, duck, err.message);
+    }
+    act_run(head);
+}
+
+/* ---- the beat ---- */
+
+static void finish_stop(struct head *head, uint64_t now)
+{
+    if (!head->stopping)
+        return;
+    bool impatient = now - head->stop_ns > HEAD_STOP_PATIENCE;
+    if (impatient || !load_busy(head))
+        for (uint32_t i = 0; i < head->core->duck_count; i++)
+            peer_stop(head->peers[i]); /* drops their queued frames, so that a stream that waits for them ends */
+    if (!load_busy(head))
+        loop_stop(head->loop);
+}
+
+static void tick(void *user)
+{
+    struct head *head = user;
+    uint64_t now = clock_now_ns();
+    core_tick(head->core, now);
+    for (uint32_t i = 0; i < head->core->duck_count; i++)
+        peer_tick(head->peers[i], now);
+    load_tick(head);
+    control_tick(head->control, now);
+    act_run(head);
+    if (now - head->watchdog_fed_ns >= head->watchdog_ns && head->watchdog_ns) {
+        sd_notify(0, "WATCHDOG=1");
+        head->watchdog_fed_ns = now;
+    }
+    finish_stop(head, now);
+}
+
+void head_stop(struct head *head)
+{
+    if (head->stopping)
+        return;
+    head->stopping = true;
+    head->stop_ns = clock_now_ns();
+    sd_notify(0, "STOPPING=1\nSTATUS=Stopping");
+    log_info("main", "stopping");
+    control_stop(head->control);
+    core_stop(head->core, head->stop_ns);
+    act_run(head);
+    finish_stop(head, head->stop_ns);
+}
+
+static void on_stop_signal(void *user)
+{
+    head_stop(user);
+}
+
+/* ---- construction ---- */
+
+static int add_local_duck(struct head *head, uint32_t index, const char *program, uint64_t memory, struct err *err)
+{
+    char name[CORE_NAME_MAX], cores[1024];
+    snprintf(name, sizeof name, "local%u", index);
+    int r = core_duck_add(head->core, name, false, err);
+    if (r < 0)
+        return r;
+    struct peer_callbacks callbacks = {.user = head, .up = duck_up, .lost = duck_lost, .frame = duck_frame};
+    r = peer_new(head->loop, index, name, &callbacks, &head->peers[index], err);
+    if (r < 0)
+        return r;
+    r = local_share_cores(head->conf->local_cores, index, head->conf->local_ducks, cores, sizeof cores, err);
+    if (r < 0)
+        return r;
+    int weights_fd;
+    r = local_make_buffer(name, memory, &weights_fd, err);
+    if (r < 0)
+        return r;
+    peer_set_local(head->peers[index], program, cores, weights_fd);
+    return 0;
+}
+
+static int add_ducks(struct head *head, struct err *err)
+{
+    if (!head->conf->local_ducks)
+        return 0;
+    char program[4096];
+    int r = local_find_program(program, sizeof program, err);
+    if (r < 0)
+        return r;
+    uint64_t memory = head->conf->local_memory ? head->conf->local_memory : local_default_memory(head->conf->local_ducks);
+    for (uint32_t i = 0; i < head->conf->local_ducks; i++) {
+        r = add_local_duck(head, i, program, memory, err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static int restore_model(void *user, const struct db_model *saved)
+{
+    struct head *head = user;
+    struct err err = {0};
+    struct core_load_request request = {.path = saved->path, .name = saved->name, .tp = saved->tp, .multiple_of = saved->multiple_of};
+    int r = plan_strategy_parse(saved->strategy, &request.strategy, &err);
+    if (r == 0)
+        r = core_restore(head->core, clock_now_ns(), &request, &err);
+    if (r < 0)
+        log_error("db", "model %s is registered and cannot be loaded again: %s", saved->name, err.message);
+    return 0; /* the others still come back */
+}
+
+static int open_db(struct head *head, struct err *err)
+{
+    _cleanup_(freep) char *aside = NULL;
+    int r = db_open(head->conf->state_dir, &head->db, &aside, err);
+    if (r == 0 && aside)
+        log_warning("db", "the database was damaged and is now %s; registered models were lost with it", aside);
+    return r;
+}
+
+static int build(struct head *head, struct err *err)
+{
+    const struct conf *conf = head->conf;
+    struct core_conf core_conf = {
+        .heartbeat_ns = conf->heartbeat_s * CLOCK_NS_PER_S,
+        .start_timeout_ns = HEAD_START_TIMEOUT,
+        .partials = strcmp(conf->partials, "f32") == 0 ? MSG_F32 : MSG_BF16,
+        .persistent_judge = conf->persistent_judge,
+    };
+    head->core = core_new(&core_conf);
+    if (!head->core)
+        return err_no_memory(err, "fp9d", sizeof *head->core);
+    head->waiters = waiters_new();
+    int r = loop_new(&head->loop, err);
+    if (r == 0)
+        r = open_db(head, err);
+    if (r == 0)
+        r = add_ducks(head, err);
+    if (r == 0)
+        r = control_new(head, conf->socket, &head->control, err);
+    if (r == 0)
+        r = worker_new(head->loop, "fp9d-disk", &head->disk, err);
+    if (r == 0)
+        r = worker_new(head->loop, "fp9d-bulk", &head->bulk, err);
+    if (r == 0)
+        r = loop_every(head->loop, HEAD_TICK, tick, head, err);
+    if (r == 0)
+        r = loop_on_signal(head->loop, SIGTERM, on_stop_signal, head, err);
+    if (r == 0)
+        r = loop_on_signal(head->loop, SIGINT, on_stop_signal, head, err);
+    return r;
+}
+
+static void take_down(struct head *head)
+{
+    worker_free(head->bulk);
+    worker_free(head->disk);
+    control_free(head->control);
+    for (uint32_t i = 0; i < CORE_DUCKS_MAX; i++)
+        peer_free(head->peers[i]);
+    load_free_all(head);
+    session_free_all(head);
+    waiters_free(head->waiters);
+    core_free(head->core);
+    db_close(head->db);
+    loop_free(head->loop);
+}
+
+int head_run(const struct conf *conf, struct err *err)
+{
+    struct head head = {.conf = conf, .started_ns = clock_now_ns()};
+    uint64_t watchdog_us = 0;
+    if (sd_watchdog_enabled(0, &watchdog_us) > 0)
+        head.watchdog_ns = watchdog_us * CLOCK_NS_PER_US / 3;
+    int r = build(&head, err);
+    if (r == 0)
+        r = db_each_model(head.db, restore_model, &head, err);
+    if (r == 0) {
+        core_start(head.core, clock_now_ns());
+        act_run(&head);
+        log_info("main", "fp9d %s serves %s, %u local ducks, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks, kernels_tier_name());
+        sd_notify(0, "READY=1\nSTATUS=Serving");
+        r = loop_run(head.loop, err);
+    }
+    sd_notify(0, "STOPPING=1");
+    take_down(&head);
+    return r;
+}

@@ -1,0 +1,64 @@
+/* The methods of the control socket, one file a subject. A handler answers at once, fails, or keeps the request's id and answers later. */
+#ifndef FP9_HEAD_RPC_H
+#define FP9_HEAD_RPC_H
+
+#include "daemon/head/control.h"
+#include "proto/control/rpc.h"
+
+struct call {
+    struct head *head;
+    uint64_t client;
+    const json_t *id;     /* borrowed; json_incref to keep */
+    const json_t *params; /* borrowed; checked against the schema */
+};
+
+enum { RPC_LATER = 1 };
+
+/* 0 and *ret_result (owned by the caller), RPC_LATER, or a negative errno with err. */
+typedef int (*rpc_handler)(const struct call *call, json_t **ret_result, struct err *err);
+
+/* One line of a client. Always leads to exactly one reply, now or later. */
+void rpc_dispatch(struct head *head, uint64_t client, const char *line, size_t length);
+/* What the client still waits for is forgotten, its sessions are closed. */
+void rpc_client_gone(struct head *head, uint64_t client);
+
+int rpc_status(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_duck_list(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_model_list(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_model_unload(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_prepare(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_plan(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_job_list(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_job_wait(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_job_cancel(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_session_open(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_session_close(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_session_list(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_decode(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err);
+
+/* CORE_ACT_STEP_DONE and CORE_ACT_STEP_FAILED: the answer to decode or prefill. */
+void rpc_step_done(struct head *head, uint64_t session);
+void rpc_step_failed(struct head *head, uint64_t session);
+/* CORE_ACT_SESSION_READY and CORE_ACT_SESSION_FAILED: the answer to session.open. */
+void rpc_session_ready(struct head *head, uint64_t session);
+void rpc_session_failed(struct head *head, uint64_t session);
+
+json_t *rpc_ducks_json(const struct head *head);
+json_t *rpc_models_json(const struct head *head);
+
+/* ---- who waits for a job or a drop ---- */
+
+struct waiters *waiters_new(void); /* aborts when out of memory */
+void waiters_free(struct waiters *waiters);
+/* The id is kept (incref). `watch`: progress notifications only, no reply. */
+void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, uint64_t thing, bool watch);
+void waiters_client_gone(struct waiters *waiters, uint64_t client);
+/* CORE_ACT_JOB_CHANGED and CORE_ACT_DROP_DONE. */
+void waiters_job_changed(struct head *head, const struct core_job *job);
+void waiters_drop_done(struct head *head, const struct core_drop *drop);
+
+#endif

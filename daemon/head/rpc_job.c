@@ -1,0 +1,70 @@
+/* job.*. */
+#include <errno.h>
+#include <inttypes.h>
+
+#include "daemon/head/rpc.h"
+#include "proto/base/clock.h"
+
+static json_t *job_json(const struct core_job *job)
+{
+    json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:o, s:o}", "id", (json_int_t)job->id, "kind", job->kind, "model", job->model_name, "state",
+                             core_job_state_text(job->state), "progress", rpc_real(core_job_progress(job)), "error",
+                             job->err.code ? rpc_error_json(&job->err) : json_null());
+    json_object_set_new(json, "layer", job->layer == CORE_NONE ? json_null() : json_integer(job->layer));
+    return json;
+}
+
+int rpc_job_list(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)err;
+    json_t *jobs = json_array();
+    const struct core *core = call->head->core;
+    /* By id: the table is reused out of order. */
+    for (uint64_t after = 0;;) {
+        const struct core_job *next = NULL;
+        for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
+            if (core->jobs[i].used && core->jobs[i].id > after && (!next || core->jobs[i].id < next->id))
+                next = &core->jobs[i];
+        if (!next)
+            break;
+        json_array_append_new(jobs, job_json(next));
+        after = next->id;
+    }
+    *ret_result = json_pack("{s:o}", "jobs", jobs);
+    return 0;
+}
+
+static struct core_job *find(const struct call *call, struct err *err)
+{
+    uint64_t id = (uint64_t)rpc_param_int(call->params, "job", 0);
+    struct core_job *job = core_job_find(call->head->core, id);
+    if (!job) {
+        err_set(err, -ENOENT, ERR_NO_SUCH, "job %" PRIu64 ": there is none of that number", id);
+        err_value_int(err, "job", (long long)id);
+    }
+    return job;
+}
+
+int rpc_job_wait(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)ret_result;
+    const struct core_job *job = find(call, err);
+    if (!job)
+        return -ENOENT;
+    waiters_add(call->head->waiters, call->client, call->id, job->id, false);
+    if (core_job_over(job))
+        waiters_job_changed(call->head, job);
+    return RPC_LATER;
+}
+
+int rpc_job_cancel(const struct call *call, json_t **ret_result, struct err *err)
+{
+    struct core_job *job = find(call, err);
+    if (!job)
+        return -ENOENT;
+    int r = core_job_cancel(call->head->core, clock_now_ns(), job->id, err);
+    if (r < 0)
+        return r;
+    *ret_result = json_pack("{s:I, s:s}", "job", (json_int_t)job->id, "state", core_job_state_text(job->state));
+    return 0;
+}

@@ -1,0 +1,125 @@
+/* model.*, prepare, cache.invalidate. */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/head/rpc.h"
+#include "proto/base/clock.h"
+
+static json_t *model_json(const struct core_model *model)
+{
+    char key[DIGEST_HEX_SIZE] = "";
+    if (model->plan)
+        digest_hex(model->key, key);
+    json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "name", model->name, "path", model->path, "family",
+                             model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key", key,
+                             "cache", model->cache);
+    json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : 0));
+    json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : 0));
+    json_object_set_new(json, "strategy", json_string(model->plan ? plan_strategy_name(model->plan->strategy) : ""));
+    json_object_set_new(json, "layers", json_integer(model->arch ? model->arch->layers : 0));
+    json_object_set_new(json, "hidden_size", json_integer(model->arch ? model->arch->hidden : 0));
+    json_object_set_new(json, "experts", json_integer(model->arch ? model->arch->experts : 0));
+    json_object_set_new(json, "top_k", json_integer(model->arch ? model->arch->top_k : 0));
+    json_object_set_new(json, "reason", json_string(model->reason));
+    if (model->arch) {
+        char kinds[ARCH_LAYERS_MAX + 1];
+        for (uint32_t i = 0; i < model->arch->layers; i++)
+            kinds[i] = model->arch->layer_is_moe[i] ? 'm' : 'd';
+        kinds[model->arch->layers] = '\0';
+        json_object_set_new(json, "layer_kinds", json_string(kinds));
+    }
+    if (model->error.code)
+        json_object_set_new(json, "error", rpc_error_json(&model->error));
+    return json;
+}
+
+json_t *rpc_models_json(const struct head *head)
+{
+    json_t *models = json_array();
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
+        if (head->core->models[i].used)
+            json_array_append_new(models, model_json(&head->core->models[i]));
+    return models;
+}
+
+int rpc_model_list(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)err;
+    *ret_result = json_pack("{s:o}", "models", rpc_models_json(call->head));
+    return 0;
+}
+
+/* A string from a client may hold any UTF-8; jansson allows no NUL inside, so it is a C string. */
+static int strategy_param(const json_t *params, enum plan_strategy *ret_strategy, struct err *err)
+{
+    const char *text = rpc_param_string(params, "strategy", NULL);
+    *ret_strategy = PLAN_TP;
+    return text ? plan_strategy_parse(text, ret_strategy, err) : 0;
+}
+
+int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err)
+{
+    struct core_load_request request = {
+        .path = rpc_param_string(call->params, "path", ""),
+        .name = rpc_param_string(call->params, "name", NULL),
+        .tp = (uint32_t)rpc_param_int(call->params, "tp", 0),
+        .multiple_of = (uint32_t)rpc_param_int(call->params, "multiple_of", 0),
+        .force = rpc_param_bool(call->params, "force", false),
+    };
+    int r = strategy_param(call->params, &request.strategy, err);
+    if (r < 0)
+        return r;
+    uint64_t job;
+    r = core_load(call->head->core, clock_now_ns(), &request, &job, err);
+    if (r < 0)
+        return r;
+    waiters_add(call->head->waiters, call->client, call->id, job, true);
+    *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
+    return 0;
+}
+
+int rpc_prepare(const struct call *call, json_t **ret_result, struct err *err)
+{
+    uint64_t job;
+    long long layer = rpc_param_int(call->params, "layer", -1);
+    int r = core_prepare(call->head->core, clock_now_ns(), rpc_param_string(call->params, "model", ""),
+                         layer < 0 ? CORE_NONE : (uint32_t)layer, &job, err);
+    if (r < 0)
+        return r;
+    waiters_add(call->head->waiters, call->client, call->id, job, true);
+    *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
+    return 0;
+}
+
+static int after_drop(const struct call *call, int r, uint64_t drop, json_t **ret_result)
+{
+    if (r < 0)
+        return r;
+    if (!drop) {
+        *ret_result = json_pack("{s:i, s:[]}", "freed_bytes", 0, "pending");
+        return 0;
+    }
+    waiters_add(call->head->waiters, call->client, call->id, drop, false);
+    return RPC_LATER;
+}
+
+int rpc_model_unload(const struct call *call, json_t **ret_result, struct err *err)
+{
+    uint64_t drop = 0;
+    int r = core_unload(call->head->core, clock_now_ns(), rpc_param_string(call->params, "model", ""),
+                        rpc_param_bool(call->params, "drop_cache", false), &drop, err);
+    return after_drop(call, r, drop, ret_result);
+}
+
+int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct err *err)
+{
+    const char *model = rpc_param_string(call->params, "model", NULL), *duck = rpc_param_string(call->params, "duck", NULL);
+    bool all = rpc_param_bool(call->params, "all", false);
+    if (all && (model || duck))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "all: goes with neither model nor duck");
+    if (!all && !model && !duck)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "give model, duck, both, or all");
+    uint64_t drop = 0;
+    int r = core_invalidate(call->head->core, clock_now_ns(), model, duck, &drop, err);
+    return after_drop(call, r, drop, ret_result);
+}

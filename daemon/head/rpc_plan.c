@@ -1,0 +1,128 @@
+/* plan: answered from config.json alone, read on the disk worker (the directory may be on a slow file system). */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/rpc.h"
+
+struct planning {
+    struct head *head;
+    uint64_t client;
+    json_t *id; /* owned */
+    char path[CORE_PATH_MAX];
+    struct plan_request request;
+    struct arch *arch;
+    struct plan *plan;
+    struct err err;
+};
+
+static json_t *legal_json(const struct plan *plan)
+{
+    json_t *legal = json_array();
+    for (size_t i = 0; i < PLAN_MULTIPLES; i++)
+        json_array_append_new(legal, json_pack("{s:I, s:I, s:I}", "multiple_of", (json_int_t)plan->legal[i].multiple_of, "tp_max",
+                                               (json_int_t)plan->legal[i].tp_max, "tp_max_fleet",
+                                               (json_int_t)plan->legal[i].tp_max_fleet));
+    return legal;
+}
+
+/* A rank's neurons: of the routed experts where there are any, else of the dense MLPs. */
+static json_t *ranks_json(const struct plan *plan)
+{
+    json_t *ranks = json_array();
+    for (uint32_t rank = 0; rank < plan->tp; rank++) {
+        const struct plan_rank *share = &plan->ranks[rank];
+        uint32_t neurons = share->routed.neurons ? share->routed.neurons : share->dense.neurons;
+        json_array_append_new(ranks, json_pack("{s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons", (json_int_t)neurons,
+                                               "bytes", (json_int_t)share->bytes, "dense_neurons", (json_int_t)share->dense.neurons,
+                                               "shared_neurons", (json_int_t)share->shared.neurons));
+    }
+    return ranks;
+}
+
+static json_t *plan_json(const struct arch *arch, const struct plan *plan)
+{
+    json_t *json = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o}", "family", arch_family_name(arch), "tp", (json_int_t)plan->tp, "multiple_of",
+                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal", legal_json(plan),
+                             "ranks", ranks_json(plan));
+    json_object_set_new(json, "bytes_total", json_integer((json_int_t)plan->bytes_total));
+    json_object_set_new(json, "padding", json_integer((json_int_t)plan->padding_bytes));
+    json_object_set_new(json, "bytes_per_param", rpc_real(plan->bytes_per_param));
+    json_object_set_new(json, "send_bytes", json_integer((json_int_t)plan->send_bytes));
+    json_object_set_new(json, "rebuild_read_bytes", json_integer((json_int_t)plan->rebuild_read_bytes));
+    json_object_set_new(json, "rebuild_send_bytes", json_integer((json_int_t)plan->rebuild_send_bytes));
+    json_object_set_new(json, "predicted_tokens_per_second", rpc_real(plan->predicted_tokens_per_second));
+    json_object_set_new(json, "explanation", json_string(plan->explanation));
+    return json;
+}
+
+/* Disk worker. */
+static void planning_run(void *user)
+{
+    struct planning *planning = user;
+    if (arch_read(planning->path, &planning->arch, &planning->err) == 0)
+        plan_make(planning->arch, &planning->request, &planning->plan, &planning->err);
+}
+
+static void planning_done(void *user)
+{
+    struct planning *planning = user;
+    struct control *control = planning->head->control;
+    if (planning->plan)
+        control_reply(control, planning->client, planning->id, plan_json(planning->arch, planning->plan), -1);
+    else
+        control_reply_error(control, planning->client, planning->id, &planning->err);
+    arch_free(planning->arch);
+    plan_free(planning->plan);
+    json_decref(planning->id);
+    free(planning);
+}
+
+/* What the fleet offers, unless the request says: ducks in service and the smallest weight buffer among them. */
+static void fleet_defaults(const struct core *core, struct plan_request *request)
+{
+    uint32_t ducks = 0;
+    uint64_t memory = 0;
+    for (uint32_t i = 0; i < core->duck_count; i++) {
+        const struct core_duck *duck = &core->ducks[i];
+        if (duck->spare || !duck->ever_up)
+            continue;
+        ducks++;
+        if (!memory || duck->hello.capacity_bytes < memory)
+            memory = duck->hello.capacity_bytes;
+    }
+    if (!request->ducks) {
+        request->ducks = ducks;
+        if (!request->memory_bytes)
+            request->memory_bytes = memory;
+    }
+}
+
+int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)ret_result;
+    const char *path = rpc_param_string(call->params, "path", "");
+    if (path[0] != '/' || strlen(path) >= CORE_PATH_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "path: \"%.200s\" is not an absolute path", path);
+    struct plan_request request = {
+        .tp = (uint32_t)rpc_param_int(call->params, "tp", 0),
+        .multiple_of = (uint32_t)rpc_param_int(call->params, "multiple_of", 0),
+        .ducks = (uint32_t)rpc_param_int(call->params, "ducks", 0),
+        .memory_bytes = (uint64_t)rpc_param_int(call->params, "memory", 0),
+    };
+    const char *strategy = rpc_param_string(call->params, "strategy", NULL);
+    int r = strategy ? plan_strategy_parse(strategy, &request.strategy, err) : 0;
+    if (r < 0)
+        return r;
+    /* A tp that is asked for may go beyond today's fleet: plan is how one finds out what to buy. */
+    if (!request.tp)
+        fleet_defaults(call->head->core, &request);
+    struct planning *planning = calloc(1, sizeof *planning);
+    if (!planning)
+        return err_no_memory(err, "plan", sizeof *planning);
+    *planning = (struct planning){.head = call->head, .client = call->client, .id = json_incref((json_t *)call->id), .request = request};
+    memcpy(planning->path, path, strlen(path) + 1);
+    worker_submit(call->head->disk, planning_run, planning_done, planning);
+    return RPC_LATER;
+}

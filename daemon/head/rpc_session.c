@@ -1,0 +1,108 @@
+/* session.* */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/head/rpc.h"
+#include "daemon/head/session.h"
+#include "proto/base/clock.h"
+
+static enum msg_dtype dtype_param(const json_t *params, const char *key)
+{
+    return strcmp(rpc_param_string(params, key, "bf16"), "f32") == 0 ? MSG_F32 : MSG_BF16;
+}
+
+int rpc_session_open(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)ret_result;
+    struct core *core = call->head->core;
+    struct core_session_request request = {
+        .client = call->client,
+        .model = rpc_param_string(call->params, "model", ""),
+        .max_tokens = (uint32_t)rpc_param_int(call->params, "max_tokens", 0),
+        .partials_given = json_object_get(call->params, "partials") != NULL,
+        .partials = dtype_param(call->params, "partials"),
+        .output = dtype_param(call->params, "output_dtype"),
+        .one_shot = rpc_param_bool(call->params, "one_shot", false),
+    };
+    uint64_t id;
+    int r = core_session_open(core, clock_now_ns(), &request, &id, err);
+    if (r < 0)
+        return r;
+    r = session_new(call->head, core_session_find(core, id), call->id, err);
+    if (r < 0) {
+        core_session_close(core, id);
+        return r;
+    }
+    return RPC_LATER;
+}
+
+void rpc_session_ready(struct head *head, uint64_t id)
+{
+    struct session *session = session_find(head, id);
+    if (!session || !session->open_id)
+        return;
+    json_t *open_id = STEAL(session->open_id);
+    control_reply(head->control, session->client, open_id,
+                  json_pack("{s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes,
+                            "hidden_size", (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max),
+                  session->arena_fd);
+    json_decref(open_id);
+}
+
+void rpc_session_failed(struct head *head, uint64_t id)
+{
+    struct session *session = session_find(head, id);
+    const struct core_session *core_session = core_session_find(head->core, id);
+    if (!session || !core_session)
+        return;
+    if (session->open_id)
+        control_reply_error(head->control, session->client, session->open_id, &core_session->err);
+    core_session_close(head->core, id);
+}
+
+/* A session belongs to the connection that opened it; others do not learn whether it exists. */
+static struct session *own_session(const struct call *call, struct err *err)
+{
+    uint64_t id = (uint64_t)rpc_param_int(call->params, "session", 0);
+    struct session *session = session_find(call->head, id);
+    if (session && session->client == call->client)
+        return session;
+    err_set(err, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 ": this connection has none of that number", id);
+    err_value_int(err, "session", (long long)id);
+    return NULL;
+}
+
+int rpc_session_close(const struct call *call, json_t **ret_result, struct err *err)
+{
+    struct session *session = own_session(call, err);
+    if (!session)
+        return -ENOENT;
+    if (session->step_id) {
+        struct err closed = {0};
+        err_set(&closed, -ECANCELED, ERR_CANCELLED, "session %" PRIu64 " was closed while the step ran", session->id);
+        control_reply_error(call->head->control, call->client, session->step_id, &closed);
+    }
+    core_session_close(call->head->core, session->id);
+    *ret_result = json_object();
+    return 0;
+}
+
+int rpc_session_list(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)err;
+    const struct core *core = call->head->core;
+    json_t *sessions = json_array();
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
+        const struct core_session *session = &core->sessions[i];
+        if (!session->used)
+            continue;
+        json_array_append_new(sessions, json_pack("{s:I, s:s, s:I, s:s, s:s, s:b, s:I, s:b}", "session", (json_int_t)session->id, "model",
+                                                  core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens,
+                                                  "partials", session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype",
+                                                  session->output == MSG_F32 ? "f32" : "bf16", "one_shot", session->one_shot, "steps",
+                                                  (json_int_t)session->steps_done, "running", session->step.running));
+    }
+    *ret_result = json_pack("{s:o}", "sessions", sessions);
+    return 0;
+}

@@ -1,0 +1,78 @@
+/* status, duck.list, cache.list: reading what the core knows. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/head/rpc.h"
+#include "proto/base/clock.h"
+
+static json_t *duck_json(uint32_t index, const struct core_duck *duck)
+{
+    bool known = duck->ever_up;
+    json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:I, s:I, s:s, s:s, s:o}", "id", (json_int_t)index, "name", duck->name,
+                             "address", "local", "state", core_duck_state_text(duck->state), "spare", duck->spare, "isa",
+                             known ? duck->hello.isa : "", "cores", (json_int_t)(known ? duck->hello.cores : 0), "capacity_bytes",
+                             (json_int_t)(known ? duck->hello.capacity_bytes : 0), "used_bytes", (json_int_t)duck->used_bytes, "boot_id",
+                             known ? duck->hello.boot_id : "", "version", known ? duck->hello.software : "", "rtt_us",
+                             duck->rtt_ns ? rpc_real((double)duck->rtt_ns / 1e3) : json_null());
+    if (duck->lost_reason[0])
+        json_object_set_new(json, "reason", json_string(duck->lost_reason));
+    return json;
+}
+
+json_t *rpc_ducks_json(const struct head *head)
+{
+    json_t *ducks = json_array();
+    for (uint32_t i = 0; i < head->core->duck_count; i++) {
+        json_t *duck = duck_json(i, &head->core->ducks[i]);
+        if (peer_pid(head->peers[i]))
+            json_object_set_new(duck, "pid", json_integer(peer_pid(head->peers[i])));
+        json_array_append_new(ducks, duck);
+    }
+    return ducks;
+}
+
+int rpc_duck_list(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)err;
+    *ret_result = json_pack("{s:o}", "ducks", rpc_ducks_json(call->head));
+    return 0;
+}
+
+int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)err;
+    const struct core *core = call->head->core;
+    json_int_t sessions = 0, jobs = 0;
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++)
+        sessions += core->sessions[i].used;
+    for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
+        jobs += core->jobs[i].used && !core_job_over(&core->jobs[i]);
+    *ret_result = json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:s}", "state", core_state_text(core), "version", FP9_VERSION,
+                            "uptime_s", rpc_real((double)(clock_now_ns() - call->head->started_ns) / 1e9), "ducks", rpc_ducks_json(call->head),
+                            "models", rpc_models_json(call->head), "sessions", sessions, "jobs", jobs, "clients",
+                            (json_int_t)control_client_count(call->head->control), "isa", kernels_tier_name());
+    return 0;
+}
+
+static json_t *slot_json(const struct core_duck *duck, const struct msg_slot *slot)
+{
+    char key[DIGEST_HEX_SIZE], checksum[17];
+    digest_hex(slot->model_key, key);
+    snprintf(checksum, sizeof checksum, "%016" PRIx64, slot->checksum);
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:I, s:I}", "duck", duck->name, "model_key", key, "layer",
+                     (json_int_t)slot->layer, "kind", slot->kind == MSG_SLOT_MOE ? "moe" : "dense", "state",
+                     slot->state == MSG_SLOT_FINISHED ? "finished" : "filling", "bytes", (json_int_t)slot->bytes, "checksum", checksum,
+                     "rank", (json_int_t)slot->rank, "tp", (json_int_t)slot->tp, "multiple_of", (json_int_t)slot->multiple_of);
+}
+
+int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err)
+{
+    (void)err;
+    json_t *slots = json_array();
+    const struct core *core = call->head->core;
+    for (uint32_t i = 0; i < core->duck_count; i++)
+        for (size_t s = 0; core->ducks[i].state == CORE_DUCK_UP && s < core->ducks[i].slot_count; s++)
+            json_array_append_new(slots, slot_json(&core->ducks[i], &core->ducks[i].slots[s]));
+    *ret_result = json_pack("{s:o}", "slots", slots);
+    return 0;
+}

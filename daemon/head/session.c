@@ -1,0 +1,272 @@
+#include "daemon/head/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "kernels/kernels.h"
+#include "proto/base/clock.h"
+#include "proto/base/size.h"
+
+struct session *session_find(const struct head *head, uint64_t id)
+{
+    for (struct session *session = head->sessions; session; session = session->next)
+        if (session->id == id)
+            return session;
+    return NULL;
+}
+
+static void session_free(struct session *session)
+{
+    if (session->arena)
+        munmap(session->arena, session->arena_bytes);
+    closep(&session->arena_fd);
+    outgoing_unref(session->frame);
+    free(session->partials);
+    free(session->sum);
+    free(session->ids);
+    free(session->weights);
+    free(session->x_copy);
+    free(session->y_copy);
+    json_decref(session->open_id);
+    json_decref(session->step_id);
+    free(session);
+}
+
+/* One memfd of which fp9d holds a mapping; sealed, so that the client cannot take the pages away under it. */
+static int make_arena(struct session *session, struct err *err)
+{
+    uint64_t tokens = session->max_tokens, row = session->hidden;
+    session->arena_bytes = size_round_up(tokens * row * sizeof(uint16_t), SESSION_ALIGN) +
+                           2 * size_round_up(tokens * session->top_k_max * sizeof(int32_t), SESSION_ALIGN) +
+                           size_round_up(tokens * row * sizeof(float), SESSION_ALIGN);
+    session->arena_bytes = size_round_up(session->arena_bytes, 4096);
+    session->arena_fd = memfd_create("fp9-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (session->arena_fd < 0 || ftruncate(session->arena_fd, (off_t)session->arena_bytes) < 0 ||
+        fcntl(session->arena_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return err_errno(err, "arena of %llu bytes", (unsigned long long)session->arena_bytes);
+    void *arena = mmap(NULL, session->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, session->arena_fd, 0);
+    if (arena == MAP_FAILED)
+        return err_errno(err, "arena of %llu bytes", (unsigned long long)session->arena_bytes);
+    session->arena = arena;
+    return 0;
+}
+
+static int make_buffers(struct session *session, struct err *err)
+{
+    size_t chunk = (size_t)session->chunk_max * session->hidden, pairs = (size_t)session->max_tokens * session->top_k_max;
+    session->partials = malloc(session->tp * chunk * session->partial_size);
+    session->sum = malloc(chunk * sizeof *session->sum);
+    session->ids = calloc(pairs ? pairs : 1, sizeof *session->ids);
+    session->weights = calloc(pairs ? pairs : 1, sizeof *session->weights);
+    if (!session->partials || !session->sum || !session->ids || !session->weights)
+        return err_no_memory(err, "session buffers", session->tp * chunk * session->partial_size);
+    session->frame = outgoing_new();
+    return 0;
+}
+
+int session_new(struct head *head, const struct core_session *core_session, const json_t *open_id, struct err *err)
+{
+    struct session *session = calloc(1, sizeof *session);
+    if (!session)
+        return err_no_memory(err, "session", sizeof *session);
+    *session = (struct session){
+        .id = core_session->id,
+        .client = core_session->client,
+        .hidden = head->core->models[core_session->model].arch->hidden,
+        .tp = core_session->tp,
+        .top_k_max = core_session->top_k_max,
+        .max_tokens = core_session->max_tokens,
+        .chunk_max = core_session->chunk_max,
+        .partial_size = core_session->partials == MSG_F32 ? sizeof(float) : sizeof(uint16_t),
+        .output = core_session->output,
+        .open_id = json_incref((json_t *)open_id),
+        .arena_fd = -1,
+    };
+    int r = make_arena(session, err);
+    if (r == 0)
+        r = make_buffers(session, err);
+    if (r < 0) {
+        session_free(session);
+        return r;
+    }
+    session->next = head->sessions;
+    head->sessions = session;
+    return 0;
+}
+
+void session_forget(struct head *head, uint64_t id)
+{
+    for (struct session **at = &head->sessions; *at; at = &(*at)->next) {
+        struct session *session = *at;
+        if (session->id != id)
+            continue;
+        *at = session->next;
+        session_free(session);
+        return;
+    }
+}
+
+void session_free_all(struct head *head)
+{
+    while (head->sessions) {
+        struct session *next = head->sessions->next;
+        session_free(head->sessions);
+        head->sessions = next;
+    }
+}
+
+/* ---- frames ---- */
+
+void session_send_open(struct head *head, uint32_t duck, uint64_t id)
+{
+    const struct core_session *session = core_session_find(head->core, id);
+    if (!session)
+        return;
+    struct msg_session_open msg = {
+        .session = id,
+        .max_tokens = session->chunk_max,
+        .top_k_max = session->top_k_max,
+        .partials = session->partials,
+        .one_shot = session->one_shot,
+    };
+    memcpy(msg.model_key, session->key, DIGEST_SIZE);
+    struct outgoing *out = outgoing_new();
+    if (msg_session_open_encode(&out->buf, id, &msg) < 0)
+        abort();
+    peer_send(head->peers[duck], out, false);
+    outgoing_unref(out);
+}
+
+void session_send_close(struct head *head, uint32_t duck, uint64_t id)
+{
+    struct outgoing *out = outgoing_new();
+    if (msg_session_encode(&out->buf, WIRE_SESSION_CLOSE, id, id) < 0)
+        abort();
+    peer_send(head->peers[duck], out, false);
+    outgoing_unref(out);
+}
+
+/* A frame may still be leaving for a slow or dying duck of an aborted step; it is never overwritten. */
+static struct outgoing *fresh_frame(struct session *session)
+{
+    if (session->frame->refs > 1) {
+        outgoing_unref(session->frame);
+        session->frame = outgoing_new();
+    }
+    session->frame->buf.length = 0;
+    return session->frame;
+}
+
+void session_send_chunk(struct head *head, uint64_t id)
+{
+    struct session *session = session_find(head, id);
+    const struct core_session *core_session = core_session_find(head->core, id);
+    if (!session || !core_session || !core_session->step.running)
+        return;
+    const struct core_step *step = &core_session->step;
+    struct msg_step msg = {
+        .session = id,
+        .layer = step->layer,
+        .tokens = step->chunk_tokens,
+        .top_k = step->top_k,
+        .hidden = session->hidden,
+        .prefill = step->prefill,
+    };
+    struct outgoing *out = fresh_frame(session);
+    uint8_t *x, *ids, *weights;
+    int r = msg_step_encode(&out->buf, step->id, &msg, &x, &ids, &weights);
+    if (r < 0) {
+        struct err err = {0};
+        err_set(&err, r, ERR_NO_MEMORY, "step frame of %u tokens cannot be made: %s", step->chunk_tokens, strerror(-r));
+        core_step_failed(head->core, clock_now_ns(), core_session->duck_of_rank[0], id, step->id, &err);
+        return;
+    }
+    size_t row = session->hidden * sizeof(uint16_t), first = (size_t)step->chunk_first * step->top_k,
+           pairs = (size_t)step->chunk_tokens * step->top_k;
+    memcpy(x, session->x + step->chunk_first * row, step->chunk_tokens * row);
+    if (pairs) {
+        memcpy(ids, session->ids + first, pairs * sizeof(int32_t));
+        memcpy(weights, session->weights + first, pairs * sizeof(float));
+    }
+    for (uint32_t rank = 0; rank < core_session->tp; rank++)
+        peer_send(head->peers[core_session->duck_of_rank[rank]], out, false);
+}
+
+static int check_result(const struct session *session, const struct core_session *core_session, const struct msg_step_done *done,
+                        struct err *err)
+{
+    if (done->dtype != core_session->partials || done->tokens != core_session->step.chunk_tokens || done->hidden != session->hidden)
+        return err_set(err, -EPROTO, ERR_INTERNAL, "its partial is of %u tokens of %u, dtype %d; expected %u of %u, dtype %d", done->tokens,
+                       done->hidden, (int)done->dtype, core_session->step.chunk_tokens, session->hidden, (int)core_session->partials);
+    return 0;
+}
+
+/* The session whose running step has this id; steps are few at a time. */
+static struct core_session *session_of_step(struct core *core, uint64_t step)
+{
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++)
+        if (core->sessions[i].used && core->sessions[i].step.running && core->sessions[i].step.id == step)
+            return &core->sessions[i];
+    return NULL;
+}
+
+void session_take_result(struct head *head, uint32_t duck, const struct frame *frame)
+{
+    uint64_t now = clock_now_ns();
+    struct core_session *core_session = session_of_step(head->core, frame->request);
+    struct session *session = core_session ? session_find(head, core_session->id) : NULL;
+    uint32_t rank = session ? core_session_rank(core_session, duck) : CORE_NONE;
+    if (rank == CORE_NONE || core_session->step.answered[rank])
+        return; /* late: of a step that was given up */
+    uint64_t id = core_session->id;
+    struct err err = {0};
+    if (frame->type == WIRE_FAIL) {
+        struct err theirs = {0};
+        if (msg_fail_decode(frame, &theirs, &err) < 0)
+            theirs = err;
+        core_step_failed(head->core, now, duck, id, frame->request, &theirs);
+        return;
+    }
+    struct msg_step_done done;
+    int r = msg_step_done_decode(frame, &done, &err);
+    if (r == 0)
+        r = check_result(session, core_session, &done, &err);
+    if (r < 0) {
+        core_step_failed(head->core, now, duck, id, frame->request, &err);
+        return;
+    }
+    size_t bytes = (size_t)done.tokens * done.hidden * session->partial_size;
+    if (bytes)
+        memcpy(session->partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size, done.partial, bytes);
+    core_step_result(head->core, now, duck, id, frame->request, &done);
+}
+
+/* kernels/README.md section 6: in rank order, whatever the order of arrival. */
+void session_sum_chunk(struct head *head, uint64_t id)
+{
+    struct session *session = session_find(head, id);
+    const struct core_session *core_session = core_session_find(head->core, id);
+    if (!session || !core_session)
+        return;
+    const struct core_step *step = &core_session->step;
+    size_t count = (size_t)step->chunk_tokens * session->hidden;
+    memset(session->sum, 0, count * sizeof *session->sum);
+    for (uint32_t rank = 0; rank < session->tp; rank++) {
+        const uint8_t *partial = session->partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size;
+        if (core_session->partials == MSG_F32)
+            kernels_add_f32(session->sum, (const float *)partial, count);
+        else
+            kernels_add_bf16(session->sum, (const uint16_t *)partial, count);
+    }
+    size_t first = (size_t)step->chunk_first * session->hidden;
+    if (session->y_dtype == MSG_F32) {
+        kernels_canonical(session->sum, count);
+        memcpy(session->y + first * sizeof(float), session->sum, count * sizeof(float));
+    } else {
+        kernels_to_bf16((uint16_t *)session->y + first, session->sum, count);
+    }
+    core_step_summed(head->core, clock_now_ns(), id);
+}

@@ -1,0 +1,153 @@
+/* Who waits for a job or a drop, and who watches its progress. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/rpc.h"
+#include "proto/base/clock.h"
+
+#define WAITERS_NOTIFY_EVERY (200 * CLOCK_NS_PER_MS)
+
+struct waiter {
+    struct waiter *next;
+    uint64_t client, thing;
+    json_t *id; /* owned; of the request to answer */
+    bool watch;
+    uint64_t notified_ns;
+};
+
+struct waiters {
+    struct waiter *first;
+};
+
+struct waiters *waiters_new(void)
+{
+    struct waiters *waiters = calloc(1, sizeof *waiters);
+    if (!waiters)
+        abort();
+    return waiters;
+}
+
+static struct waiter *unlink_at(struct waiter **at)
+{
+    struct waiter *waiter = *at;
+    *at = waiter->next;
+    return waiter;
+}
+
+static void waiter_free(struct waiter *waiter)
+{
+    json_decref(waiter->id);
+    free(waiter);
+}
+
+void waiters_free(struct waiters *waiters)
+{
+    if (!waiters)
+        return;
+    while (waiters->first)
+        waiter_free(unlink_at(&waiters->first));
+    free(waiters);
+}
+
+void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, uint64_t thing, bool watch)
+{
+    struct waiter *waiter = calloc(1, sizeof *waiter);
+    if (!waiter)
+        abort();
+    *waiter = (struct waiter){
+        .next = waiters->first, .client = client, .thing = thing, .id = json_incref((json_t *)id), .watch = watch};
+    waiters->first = waiter;
+}
+
+void waiters_client_gone(struct waiters *waiters, uint64_t client)
+{
+    for (struct waiter **at = &waiters->first; *at;) {
+        if ((*at)->client == client)
+            waiter_free(unlink_at(at));
+        else
+            at = &(*at)->next;
+    }
+}
+
+static json_t *result_json(const struct core *core, const struct core_job *job)
+{
+    const struct core_model *model = &core->models[job->model];
+    char key[DIGEST_HEX_SIZE];
+    digest_hex(model->key, key);
+    uint64_t end = job->ended_ns ? job->ended_ns : job->queued_ns;
+    return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:o, s:I}", "model", job->model_name, "model_key", key, "tp",
+                     (json_int_t)model->plan->tp, "multiple_of", (json_int_t)model->plan->multiple_of, "strategy",
+                     plan_strategy_name(model->plan->strategy), "cache", model->cache, "reason", model->reason, "bytes_read",
+                     (json_int_t)job->read_bytes, "bytes_sent", (json_int_t)job->sent_bytes, "seconds",
+                     rpc_real((double)(end - job->queued_ns) / 1e9), "job", (json_int_t)job->id);
+}
+
+static void answer(struct head *head, const struct waiter *waiter, const struct core_job *job)
+{
+    const struct core_model *model = &head->core->models[job->model];
+    struct err err = {0};
+    if (job->state != CORE_JOB_DONE) {
+        err_copy(&err, &job->err);
+        err_value_int(&err, "job", (long long)job->id);
+    } else if (!model->used || !model->plan || strcmp(model->name, job->model_name) != 0) {
+        err_set(&err, -1, ERR_NO_SUCH, "model %s was unloaded since", job->model_name);
+    } else {
+        control_reply(head->control, waiter->client, waiter->id, result_json(head->core, job), -1);
+        return;
+    }
+    control_reply_error(head->control, waiter->client, waiter->id, &err);
+}
+
+static void notify(struct head *head, struct waiter *waiter, const struct core_job *job, uint64_t now)
+{
+    if (now - waiter->notified_ns < WAITERS_NOTIFY_EVERY && !core_job_over(job))
+        return;
+    waiter->notified_ns = now;
+    double seconds = job->started_ns && now > job->started_ns ? (double)(now - job->started_ns) / 1e9 : 0;
+    double rate = seconds > 0 ? (double)job->read_bytes / seconds : 0;
+    uint64_t left = job->total_bytes > job->read_bytes ? job->total_bytes - job->read_bytes : 0;
+    const char *phase = job->phase == CORE_PHASE_OPEN ? "open" : job->phase == CORE_PHASE_PREPARE ? "prepare" : core_job_state_text(job->state);
+    control_notify(head->control, waiter->client, "job.progress",
+                   json_pack("{s:I, s:s, s:I, s:I, s:o, s:o}", "job", (json_int_t)job->id, "phase", phase, "done_bytes",
+                             (json_int_t)job->read_bytes, "total_bytes", (json_int_t)job->total_bytes, "rate", rpc_real(rate), "eta_s",
+                             rate > 0 ? rpc_real((double)left / rate) : json_null()));
+}
+
+void waiters_job_changed(struct head *head, const struct core_job *job)
+{
+    uint64_t now = clock_now_ns();
+    bool over = core_job_over(job);
+    for (struct waiter **at = &head->waiters->first; *at;) {
+        struct waiter *waiter = *at;
+        if (waiter->thing != job->id || (!over && !waiter->watch)) {
+            at = &waiter->next;
+            continue;
+        }
+        if (waiter->watch)
+            notify(head, waiter, job, now);
+        else
+            answer(head, waiter, job);
+        if (over)
+            waiter_free(unlink_at(at));
+        else
+            at = &waiter->next;
+    }
+}
+
+void waiters_drop_done(struct head *head, const struct core_drop *drop)
+{
+    for (struct waiter **at = &head->waiters->first; *at;) {
+        struct waiter *waiter = *at;
+        if (waiter->thing != drop->id) {
+            at = &waiter->next;
+            continue;
+        }
+        json_t *pending = json_array();
+        for (uint32_t i = 0; i < head->core->duck_count; i++)
+            if (drop->unreached[i])
+                json_array_append_new(pending, json_string(head->core->ducks[i].name));
+        control_reply(head->control, waiter->client, waiter->id,
+                      json_pack("{s:I, s:o}", "freed_bytes", (json_int_t)drop->freed_bytes, "pending", pending), -1);
+        waiter_free(unlink_at(at));
+    }
+}
