@@ -24,7 +24,7 @@ def config(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name,limits", [("Qwen--Qwen3-30B-A3B-FP8", (6, 12, 24)), ("Qwen--Qwen3-235B-A22B-FP8", (12, 24, 48))])
+@pytest.mark.parametrize("name,limits", [("qwen3-30b-a3b-fp8", (6, 12, 24)), ("qwen3-235b-a22b-fp8", (12, 24, 48))])
 def test_limits(daemon, config, name, limits):
     plan = daemon.ok("plan", config(name), "--ducks", 1000, "--memory", "1T")
     assert plan["family"] == "qwen3_moe"
@@ -35,7 +35,7 @@ def test_limits(daemon, config, name, limits):
 
 
 def test_one_more_is_refused(daemon, config):
-    folder = config("Qwen--Qwen3-30B-A3B-FP8")
+    folder = config("qwen3-30b-a3b-fp8")
     daemon.ok("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 32, "--memory", "32G")
     daemon.refused("plan", folder, "--tp", 13, "--multiple-of", 64, "--ducks", 32, "--memory", "32G", name="BAD_SHAPE",
                    words=["768 = 12 units of 64: tp is at most 12", "32 allows 24"])
@@ -45,13 +45,24 @@ def test_one_more_is_refused(daemon, config):
 
 def test_uneven(daemon, config):
     """48 units of 128 over 11 ranks: four of five units, seven of four."""
-    plan = daemon.ok("plan", config("Qwen--Qwen3-1.7B", quantization_config=BLOCKS), "--tp", 11, "--multiple-of", 128, "--ducks", 11,
+    plan = daemon.ok("plan", config("qwen3-1.7b", quantization_config=BLOCKS), "--tp", 11, "--multiple-of", 128, "--ducks", 11,
                      "--memory", "32G")
     assert plan["family"] == "qwen3"
     assert [rank["neurons"] for rank in plan["ranks"]] == [640] * 4 + [512] * 7, plan["ranks"]
 
 
-@pytest.mark.parametrize("name,word", [("Qwen--Qwen3-1.7B", "quantization_config"), ("Qwen--Qwen3-32B-FP8-Static-PerTensor", "128"),
-                                       ("moonshotai--Kimi-K2.5", ""), ("sgl-project--DeepSeek-V4-Flash-FP8", "deepseek_v4")])
-def test_unsupported(daemon, config, name, word):
-    daemon.refused("plan", config(name), name="UNSUPPORTED_MODEL", words=[word])
+UNSUPPORTED = {
+    "per-tensor": ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "static"}}, "128"),
+    "int4": ({"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}, "compressed-tensors"),
+    "family": ({"model_type": "deepseek_v4", "quantization_config": BLOCKS}, "deepseek_v4"),
+    "other-blocks": ({"quantization_config": {**BLOCKS, "weight_block_size": [64, 64]}}, "64"),
+}
+
+
+@pytest.mark.parametrize("changes,word", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_unsupported(daemon, config, changes, word):
+    daemon.refused("plan", config("qwen3-8b", **changes), name="UNSUPPORTED_MODEL", words=[word])
+
+
+def test_bf16_is_unsupported(daemon, config):
+    daemon.refused("plan", config("qwen3-8b"), name="UNSUPPORTED_MODEL", words=["quantization_config"])
