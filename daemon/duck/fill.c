@@ -239,9 +239,9 @@ static int target_of(const struct fills *fills, const struct fill *fill, uint32_
         .index = shared ? g->experts : expert,
     };
     if (shared)
-        snprintf(ret_target->name, sizeof ret_target->name, "shared expert ");
+        snprintf(ret_target->name, sizeof ret_target->name, "shared expert");
     else if (g->kind == MSG_SLOT_MOE)
-        snprintf(ret_target->name, sizeof ret_target->name, "expert %u ", expert);
+        snprintf(ret_target->name, sizeof ret_target->name, "expert %u", expert);
     return 0;
 }
 
@@ -360,8 +360,8 @@ static int missing(const struct fills *fills, const struct fill *fill, struct er
     while (matrix > KERNELS_GATE && tile < matrix_first_tile(target.layout, matrix))
         matrix--;
     uint32_t row = (tile - matrix_first_tile(target.layout, matrix)) * LAYOUT_TILE_ROWS;
-    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s: rows from %u on are missing (%llu of all tiles have not arrived)", target.name,
-                   kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left);
+    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s%s: rows from %u on are missing (%llu tiles of 16 rows have not arrived)",
+                   target.name, target.name[0] ? " " : "", kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left);
 }
 
 int fill_end(struct fills *fills, uint64_t request, struct msg_slot *ret_slot, struct err *err)

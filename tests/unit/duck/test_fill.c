@@ -1,0 +1,239 @@
+/* Prepare: every row exactly once, bad weights by name, several at once, what is dropped when. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/duck/fill.h"
+#include "tests/unit/duck/model.h"
+
+#define SIZE (UINT64_C(8) << 20)
+#define SEED 4711
+
+struct fixture {
+    struct wbuf *wbuf;
+    struct fills *fills;
+    uint64_t request;
+    uint64_t skip;  /* piece to leave out */
+    uint64_t seen;
+    struct msg_prepare_data last;
+    uint8_t last_codes[1 << 14];
+    float last_scales[64];
+};
+
+static int setup(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    char note[WBUF_NOTE_MAX];
+    assert_int_equal(wbuf_open(-1, SIZE, WBUF_HUGE_AUTO, &f->wbuf, note, NULL), 0);
+    assert_int_equal(fills_new(f->wbuf, &f->fills, NULL), 0);
+    f->skip = UINT64_MAX;
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *f = *state;
+    fills_free(f->fills);
+    wbuf_free(f->wbuf);
+    free(f);
+    return 0;
+}
+
+static void take(void *user, const struct msg_prepare_data *data, const float *scales, const uint8_t *codes)
+{
+    struct fixture *f = user;
+    struct err err;
+    f->last = *data;
+    memcpy(f->last_codes, codes, (size_t)data->rows * data->columns);
+    memcpy(f->last_scales, scales, data->scale_count * sizeof *scales);
+    f->last.codes = f->last_codes;
+    f->last.scales = (const uint8_t *)f->last_scales;
+    if (f->seen++ == f->skip)
+        return;
+    if (fill_data(f->fills, f->request, &f->last, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+static void begin(struct fixture *f, uint64_t request, const struct msg_prepare_begin *words)
+{
+    struct err err;
+    if (fill_begin(f->fills, request, words, &err) < 0)
+        fail_msg("%s", err.message);
+    f->request = request;
+    f->seen = 0;
+}
+
+static void test_same_as_kernels(void **state)
+{
+    struct fixture *f = *state;
+    for (int kind = MSG_SLOT_DENSE; kind <= MSG_SLOT_MOE; kind++) {
+        struct msg_prepare_begin words = model_words((enum msg_slot_kind)kind, (uint32_t)kind);
+        begin(f, 5 + (uint64_t)kind, &words);
+        model_pieces(&words, SEED, take, f);
+        struct msg_slot slot;
+        assert_int_equal(fill_end(f->fills, f->request, &slot, NULL), 1);
+        uint8_t *want = model_pack(&words, SEED);
+        uint32_t at = wbuf_find(f->wbuf, words.model_key, words.layer);
+        assert_int_not_equal(at, WBUF_NONE);
+        assert_memory_equal(wbuf_data(f->wbuf, at), want, slot.bytes);
+        assert_int_equal(slot.checksum, digest_checksum(want, slot.bytes));
+        assert_int_equal(slot.kind, kind);
+        free(want);
+    }
+    assert_false(fills_active(f->fills));
+}
+
+static void test_missing(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 4);
+    for (uint64_t skip = 0;; skip++) {
+        f->skip = skip;
+        begin(f, 9, &words);
+        model_pieces(&words, SEED, take, f);
+        struct msg_slot slot;
+        struct err err = {0};
+        int r = fill_end(f->fills, 9, &slot, &err);
+        if (skip >= f->seen) {
+            assert_int_equal(r, 1);
+            break;
+        }
+        assert_int_equal(r, -EINVAL);
+        assert_non_null(strstr(err.message, "are missing"));
+        assert_non_null(strstr(err.message, "prepare of layer 4"));
+        assert_int_equal(wbuf_used(f->wbuf), 0);
+        /* It names the place: sending just that again would have been right. */
+        assert_true(fill_end(f->fills, 9, &slot, &err) < 0);
+    }
+}
+
+static void test_double(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 4);
+    begin(f, 9, &words);
+    model_pieces(&words, SEED, take, f);
+    struct err err;
+    assert_int_equal(fill_data(f->fills, 9, &f->last, &err), -EINVAL);
+    assert_non_null(strstr(err.message, "arrived twice"));
+    assert_int_equal(wbuf_used(f->wbuf), 0);
+    /* FAIL was said once; the rest of the request passes unheard. */
+    struct msg_slot slot;
+    assert_int_equal(fill_data(f->fills, 9, &f->last, &err), 0);
+    assert_int_equal(fill_end(f->fills, 9, &slot, &err), 0);
+    assert_int_equal(fill_end(f->fills, 9, &slot, &err), -EPROTO);
+}
+
+static void refused(struct fixture *f, const struct msg_prepare_data *data, enum err_name name, const char *sentence)
+{
+    struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 4);
+    begin(f, f->request + 1, &words);
+    struct err err = {0};
+    assert_true(fill_data(f->fills, f->request, data, &err) < 0);
+    assert_int_equal(err.name, name);
+    if (!strstr(err.message, sentence))
+        fail_msg("\"%s\" does not hold \"%s\"", err.message, sentence);
+    assert_int_equal(wbuf_used(f->wbuf), 0);
+}
+
+static void test_bad_data(void **state)
+{
+    struct fixture *f = *state;
+    uint8_t codes[32 * 80] = {0};
+    float scales[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    struct msg_prepare_data good = {.expert = 3,
+                                    .matrix = KERNELS_GATE,
+                                    .rows = 32,
+                                    .columns = 80,
+                                    .scale_count = 2,
+                                    .scales = (const uint8_t *)scales,
+                                    .codes = codes};
+    struct msg_prepare_data data = good;
+    codes[17 * 80 + 5] = 0x7f;
+    refused(f, &data, ERR_BAD_CHECKPOINT, "expert 3: gate_proj[17, 5]");
+    codes[17 * 80 + 5] = 0;
+    scales[1] = 1.0f / 0.0f;
+    refused(f, &data, ERR_BAD_CHECKPOINT, "expert 3");
+    scales[1] = 0x1p81f;
+    refused(f, &data, ERR_BAD_CHECKPOINT, "2^80");
+    scales[1] = 1;
+    data.expert = 5;
+    refused(f, &data, ERR_BAD_EXPERT, "expert 5, the slot has 5");
+    data = good;
+    data.columns = 79;
+    refused(f, &data, ERR_BAD_SHAPE, "rows of 79 columns, the slice has 80");
+    data = good;
+    data.first_row = 32;
+    refused(f, &data, ERR_BAD_SHAPE, "32 rows from row 32 on, the slice has 48");
+    data.first_row = UINT32_MAX - 15;
+    refused(f, &data, ERR_BAD_SHAPE, "the slice has 48");
+    data = good;
+    data.first_row = 8;
+    refused(f, &data, ERR_BAD_SHAPE, "multiples of 16");
+    data = good;
+    data.rows = 24;
+    refused(f, &data, ERR_BAD_SHAPE, "24 rows");
+    data = good;
+    data.scale_count = 3;
+    refused(f, &data, ERR_BAD_SHAPE, "3 scales");
+    data = good;
+    data.expert = MSG_EXPERT_SHARED;
+    data.matrix = KERNELS_DOWN;
+    refused(f, &data, ERR_BAD_SHAPE, "shared expert");
+}
+
+static void test_order_of_things(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_prepare_begin words = model_words(MSG_SLOT_DENSE, 1), other = words;
+    struct err err;
+    struct msg_slot slot;
+    assert_int_equal(fill_data(f->fills, 77, &f->last, &err), -EPROTO);
+    assert_non_null(strstr(err.message, "no PREPARE_BEGIN"));
+    assert_int_equal(fill_data(f->fills, 77, &f->last, &err), 0);
+    begin(f, 1, &words);
+    assert_int_equal(fill_begin(f->fills, 2, &words, &err), -EBUSY);
+    model_pieces(&words, SEED, take, f);
+    assert_int_equal(fill_end(f->fills, 1, &slot, &err), 1);
+    /* Another rank of the same model takes the place of all of it. */
+    other.layer = 2;
+    begin(f, 3, &other);
+    model_pieces(&other, SEED, take, f);
+    assert_int_equal(fill_end(f->fills, 3, &slot, &err), 1);
+    assert_int_not_equal(wbuf_find(f->wbuf, words.model_key, 1), WBUF_NONE);
+    other.rank = 2;
+    begin(f, 4, &other);
+    assert_int_equal(wbuf_find(f->wbuf, words.model_key, 1), WBUF_NONE);
+    assert_int_equal(wbuf_find(f->wbuf, words.model_key, 2), WBUF_NONE);
+    fill_abort(f->fills, 4);
+    assert_int_equal(wbuf_used(f->wbuf), 0);
+    /* Bounded. */
+    for (uint64_t i = 0; i < FILLS_MAX; i++) {
+        other.layer = (uint32_t)i;
+        begin(f, 100 + i, &other);
+    }
+    other.layer = 99;
+    assert_int_equal(fill_begin(f->fills, 200, &other, &err), -EBUSY);
+    uint64_t requests[FILLS_MAX];
+    size_t count;
+    fills_drop(f->fills, NULL, requests, &count);
+    assert_int_equal(count, FILLS_MAX);
+    assert_int_equal(wbuf_used(f->wbuf), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_same_as_kernels, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_missing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_double, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bad_data, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_order_of_things, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
