@@ -214,6 +214,15 @@ static int check_room(const struct core *core, const struct core_model *model, c
     return -ENOSPC;
 }
 
+/* Checkpoint bytes of one slot: what a load reads for it. */
+static uint64_t slot_source_bytes(const struct core_model *model, uint32_t layer, uint32_t rank)
+{
+    const struct plan_rank *share = &model->plan->ranks[rank];
+    uint64_t neurons = model->arch->layer_is_moe[layer] ? (uint64_t)share->routed.neurons * model->arch->experts + share->shared.neurons
+                                                        : share->dense.neurons;
+    return neurons * model->arch->hidden * 3;
+}
+
 static int list_missing(const struct core *core, const struct core_model *model, struct core_job *job, struct err *err)
 {
     size_t total = (size_t)model->arch->layers * model->plan->tp;
@@ -223,9 +232,12 @@ static int list_missing(const struct core *core, const struct core_model *model,
     for (uint32_t layer = 0; layer < model->arch->layers; layer++) {
         if (job->layer != CORE_NONE && job->layer != layer)
             continue;
-        for (uint32_t rank = 0; rank < model->plan->tp; rank++)
-            if (job->force || !core_model_has_slot(core, model, layer, rank))
-                job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
+        for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
+            if (!job->force && core_model_has_slot(core, model, layer, rank))
+                continue;
+            job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
+            job->total_bytes += slot_source_bytes(model, layer, rank);
+        }
     }
     for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
         int r = check_room(core, model, job, rank, err);
