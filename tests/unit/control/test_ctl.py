@@ -106,7 +106,8 @@ def test_help_and_completion():
     script = run("completion", "bash").stdout
     said = subprocess.run(["bash", "-c", script + 'COMP_WORDS=(fp9ctl --socket x model s); COMP_CWORD=4; _fp9ctl; echo "${COMPREPLY[@]}"\n'
                            'COMP_WORDS=(fp9ctl load --t); COMP_CWORD=2; _fp9ctl; echo "${COMPREPLY[@]}"\n'
-                           'COMP_WORDS=(fp9ctl inv); COMP_CWORD=1; _fp9ctl; echo "${COMPREPLY[@]}"'], stdout=subprocess.PIPE, text=True, check=True)
+                           'COMP_WORDS=(fp9ctl inv); COMP_CWORD=1; _fp9ctl; echo "${COMPREPLY[@]}"'],
+                          stdout=subprocess.PIPE, text=True, check=True)
     assert said.stdout.splitlines() == ["show", "--tp", "invalidate-cache"]
     assert run("completion", "fish").returncode == 1
 
@@ -125,7 +126,8 @@ def test_paths_are_absolute(fake, tmp_path):
 def test_load_waits(fake):
     def wait(params, notify):
         for done in (0, 5):
-            notify("job.progress", {"job": params["job"], "phase": "send", "done_bytes": done, "total_bytes": 10, "rate": 1e6, "eta_s": None})
+            notify("job.progress", {"job": params["job"], "phase": "send", "done_bytes": done, "total_bytes": 10, "rate": 1e6,
+                                    "eta_s": None})
         return {"model": "m", "bytes_sent": 2048, "reason": "first load"}
 
     daemon = fake(model__load={"job": 7}, job__wait=wait)
