@@ -5,7 +5,10 @@
 
 #include "proto/base/cleanup.h"
 
-#define EXPERTS_KEYS {"num_experts", "n_routed_experts", "num_local_experts"}
+#define EXPERTS_KEYS                                                                                                                       \
+    {                                                                                                                                      \
+        "num_experts", "n_routed_experts", "num_local_experts"                                                                             \
+    }
 
 static const struct arch_family families[] = {
     {

@@ -2,7 +2,8 @@
  * with finite scales. Nothing of the weights' bytes is read yet, except all scales.
  *
  * Files: those that model.safetensors.index.json names, whatever they are called; without an index all *.safetensors of the directory.
- * A scale may be negative or zero (it multiplies, nothing else); NaN, Inf and sizes beyond 2^80 are refused by tensor and block. Layers from
+ * A scale may be negative or zero (it multiplies, nothing else); NaN, Inf and sizes beyond 2^80 are refused by tensor and block. Layers
+ * from
  * num_hidden_layers on are ignored.
  *
  * Threads: an open checkpoint is read-only but for checkpoint_read, which one thread at a time may call. */
@@ -18,7 +19,7 @@ struct checkpoint;
 
 /* One F8_E4M3 matrix with its block scales. */
 struct checkpoint_matrix {
-    const char *name;      /* "model.layers.1.mlp.experts.3.down_proj" */
+    const char *name;       /* "model.layers.1.mlp.experts.3.down_proj" */
     uint32_t rows, columns; /* as stored: [out, in] */
     uint32_t shard;         /* index for checkpoint_shard_name */
     uint64_t offset;        /* in that file */
@@ -38,7 +39,8 @@ uint64_t checkpoint_weight_bytes(const struct checkpoint *checkpoint); /* F8 byt
 const char *checkpoint_ignored(const struct checkpoint *checkpoint);
 
 /* Never NULL for a layer and expert that the arch has. */
-const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix matrix);
+const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpoint, uint32_t layer, int expert,
+                                                enum kernels_matrix matrix);
 
 /* Reads rows [first_row, first_row + rows) into `to` (rows * columns bytes). Fails, naming the file, when it is short or has changed
  * (device, inode, size, mtime, ctime) since it was opened; never maps the file, so a truncation cannot raise SIGBUS. */
@@ -48,13 +50,14 @@ int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matri
 /* Looks for a NaN code (0x7f, 0xff) in rows of E4M3 codes; false when there is none, else the first one's place in reading order. */
 bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column);
 
-/* Identity of the files without reading weights: SHA-256 over config.json's bytes, and each shard's name, size, header bytes, device, inode, mtime_ns, ctime_ns,
+/* Identity of the files without reading weights: SHA-256 over config.json's bytes, and each shard's name, size, header bytes, device,
+ * inode, mtime_ns, ctime_ns,
  * and all scales. Two opens of unchanged files agree; any rewrite of a shard changes it. */
 void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest[DIGEST_SIZE]);
 
 /* Model key (DESIGN: SHA-256 of layout version, architecture numbers, tp, multiple_of, strategy and source identity). */
 struct plan;
-int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan, uint8_t ret_key[DIGEST_SIZE],
-                         struct err *err);
+int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
+                         uint8_t ret_key[DIGEST_SIZE], struct err *err);
 
 #endif

@@ -69,8 +69,8 @@ void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest
     memcpy(ret_digest, checkpoint->identity, DIGEST_SIZE);
 }
 
-int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan, uint8_t ret_key[DIGEST_SIZE],
-                         struct err *err)
+int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
+                         uint8_t ret_key[DIGEST_SIZE], struct err *err)
 {
     _cleanup_(digest_freep) struct digest *digest = digest_new();
     if (!digest)

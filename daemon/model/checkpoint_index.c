@@ -14,12 +14,12 @@ struct parser {
     struct checkpoint_index *index;
     const char *where;
     size_t capacity;
-    unsigned depth;      /* open maps and arrays */
+    unsigned depth;       /* open maps and arrays */
     bool in_map, has_map; /* inside weight_map; it was there */
     bool map_is_next;
     char tensor[SAFETENSORS_NAME_MAX + 1];
-    size_t *offsets;     /* of the entries' names in index->names, [capacity] */
-    uint16_t *slots;     /* open hash of file names: place in index->files + 1, 0 when free; [FILE_SLOTS] */
+    size_t *offsets; /* of the entries' names in index->names, [capacity] */
+    uint16_t *slots; /* open hash of file names: place in index->files + 1, 0 when free; [FILE_SLOTS] */
     struct err *err;
     int code;
 };

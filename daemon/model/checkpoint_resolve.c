@@ -127,7 +127,7 @@ static int add_matrix(struct checkpoint *checkpoint, uint32_t layer, int expert,
     r = checkpoint_scales_read(checkpoint, scale, scale_shard, scales, err);
     if (r < 0)
         return r;
-    at.name = strcpy((char *)scales + scale_bytes, name);
+    at.name = memcpy((char *)scales + scale_bytes, name, strlen(name) + 1);
     at.offset = safetensors_data_offset(checkpoint->shards[at.shard].file) + weight->begin;
     at.scales = STEAL(scales);
     checkpoint->weight_bytes += (uint64_t)at.rows * at.columns;

@@ -21,11 +21,12 @@ static float to_f32(enum safetensors_dtype dtype, const uint8_t *bytes)
     return dtype == SAFETENSORS_BF16 ? kernels_bf16_to_f32(bits) : kernels_f16_to_f32(bits);
 }
 
-int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to, struct err *err)
+int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to,
+                           struct err *err)
 {
     if (scale->dtype != SAFETENSORS_F32 && scale->dtype != SAFETENSORS_BF16 && scale->dtype != SAFETENSORS_F16) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %s, scales must be F32, BF16 or F16", checkpoint->shards[shard].name, scale->name,
-                scale->dtype_name);
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %s, scales must be F32, BF16 or F16", checkpoint->shards[shard].name,
+                scale->name, scale->dtype_name);
         err_value_str(err, "tensor", scale->name);
         err_value_str(err, "dtype", scale->dtype_name);
         return -EINVAL;

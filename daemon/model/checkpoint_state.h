@@ -16,8 +16,8 @@ struct checkpoint_shard {
 
 struct checkpoint {
     char *dir;
-    const struct arch *arch; /* only while opening; NULL afterwards */
-    struct checkpoint_index *index; /* read, or made from the files */
+    const struct arch *arch;         /* only while opening; NULL afterwards */
+    struct checkpoint_index *index;  /* read, or made from the files */
     struct checkpoint_shard *shards; /* [index->file_count], same numbers */
     uint64_t clock;
     struct checkpoint_matrix *matrices; /* [matrix_count]; a layer's by expert, then gate, up, down; scales and name are one allocation */
@@ -41,7 +41,8 @@ const struct safetensors_tensor *checkpoint_tensor(const struct checkpoint *chec
 int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err);
 
 /* checkpoint_scales.c: the scales of a weight [rows, columns] called `name`, converted and checked, into `to`. */
-int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to, struct err *err);
+int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to,
+                           struct err *err);
 
 /* checkpoint_identity.c */
 int checkpoint_identify(struct checkpoint *checkpoint, struct err *err);

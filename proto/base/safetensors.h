@@ -1,10 +1,12 @@
 /* safetensors files: a strict reader of the header with reads by tensor, and a small writer.
  *
  * A file is: u64 little-endian header length N; N bytes of JSON, {"name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]},...,
- * "__metadata__":{string:string}}, perhaps padded with spaces; then the data. data_offsets count from the end of the header. The ranges cover the data
+ * "__metadata__":{string:string}}, perhaps padded with spaces; then the data. data_offsets count from the end of the header. The ranges
+ * cover the data
  * without holes or overlaps; tensors may stand in any order and unaligned; shapes [] (one element) and [0] are legal.
  *
- * Nothing in a file is believed before it is checked, memory grows only with header bytes that were really read, and files are never mapped,
+ * Nothing in a file is believed before it is checked, memory grows only with header bytes that were really read, and files are never
+ * mapped,
  * so that one that shrinks gives an error and not SIGBUS. Errors are BAD_CHECKPOINT with file, tensor and numbers.
  *
  * Threads: an open file belongs to one thread at a time; look-ups alone may come from several. */
@@ -69,7 +71,8 @@ const char *safetensors_shape_format(const struct safetensors_tensor *tensor, ch
 
 struct safetensors; /* one file */
 
-/* Opens and checks a regular file (a FIFO or device is refused without waiting on it). The file stays open. NO_SUCH when it is not there. */
+/* Opens and checks a regular file (a FIFO or device is refused without waiting on it). The file stays open. NO_SUCH when it is not
+ * there. */
 int safetensors_open(const char *path, struct safetensors **ret_file, struct err *err);
 void safetensors_free(struct safetensors *file);
 CLEANUP_DEFINE(struct safetensors *, safetensors_free);
@@ -77,7 +80,7 @@ CLEANUP_DEFINE(struct safetensors *, safetensors_free);
 const char *safetensors_path(const struct safetensors *file);
 uint64_t safetensors_data_offset(const struct safetensors *file); /* of the data's first byte in the file */
 size_t safetensors_count(const struct safetensors *file);
-const struct safetensors_tensor *safetensors_at(const struct safetensors *file, size_t i); /* by ascending name; i < count */
+const struct safetensors_tensor *safetensors_at(const struct safetensors *file, size_t i);           /* by ascending name; i < count */
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name); /* NULL when there is none */
 
 /* What the file was when it was opened. */
@@ -88,7 +91,8 @@ struct safetensors_identity {
 };
 const struct safetensors_identity *safetensors_identity(const struct safetensors *file);
 
-/* Reads `length` bytes at `offset` of a tensor (offset + length within it). Fails when the file is short or is no longer what it was when opened. */
+/* Reads `length` bytes at `offset` of a tensor (offset + length within it). Fails when the file is short or is no longer what it was
+ * when opened. */
 int safetensors_read(struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset, uint64_t length, void *to,
                      struct err *err);
 

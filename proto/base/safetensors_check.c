@@ -52,15 +52,16 @@ static int check_one(const struct safetensors_tensor *tensor, const char *where,
     char shape[256];
     safetensors_shape_format(tensor, shape, sizeof shape);
     if (!fits || (bits && !size_mul(elements, bits, &bits))) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s: %s %s needs more than 2^64 bits, declared %llu bytes", where, tensor->name,
-                tensor->dtype_name, shape, (ull)(tensor->end - tensor->begin));
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s: %s %s needs more than 2^64 bits, declared %llu bytes", where,
+                tensor->name, tensor->dtype_name, shape, (ull)(tensor->end - tensor->begin));
         return bad(err, where, tensor);
     }
     if (tensor->dtype == SAFETENSORS_OTHER)
         return 0;
     if (bits % 8 != 0 || bits / 8 != tensor->end - tensor->begin) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s: declared %llu bytes [%llu, %llu), but %s %s needs %llu", where, tensor->name,
-                (ull)(tensor->end - tensor->begin), (ull)tensor->begin, (ull)tensor->end, tensor->dtype_name, shape, (ull)(bits / 8));
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s: declared %llu bytes [%llu, %llu), but %s %s needs %llu", where,
+                tensor->name, (ull)(tensor->end - tensor->begin), (ull)tensor->begin, (ull)tensor->end, tensor->dtype_name, shape,
+                (ull)(bits / 8));
         err_value_int(err, "declared", (long long)(tensor->end - tensor->begin));
         err_value_int(err, "needed", (long long)(bits / 8));
         return bad(err, where, tensor);
@@ -109,8 +110,8 @@ static int check_end(struct safetensors_tensor *const *order, size_t count, cons
         if (order[i]->end > data_bytes)
             past = order[i];
     err_set(err, -EINVAL, ERR_BAD_CHECKPOINT,
-            "%s: truncated (incomplete download?): expected %llu bytes of data, the file has %llu; tensor %s [%llu, %llu) ends past it", where,
-            (ull)end, (ull)data_bytes, past ? past->name : "?", past ? (ull)past->begin : 0, past ? (ull)past->end : 0);
+            "%s: truncated (incomplete download?): expected %llu bytes of data, the file has %llu; tensor %s [%llu, %llu) ends past it",
+            where, (ull)end, (ull)data_bytes, past ? past->name : "?", past ? (ull)past->begin : 0, past ? (ull)past->end : 0);
     err_value_str(err, "file", where);
     err_value_int(err, "expected", (long long)end);
     err_value_int(err, "actual", (long long)data_bytes);

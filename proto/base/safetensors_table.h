@@ -19,7 +19,8 @@ CLEANUP_DEFINE(struct safetensors_parser *, safetensors_parser_free);
 int safetensors_parser_feed(struct safetensors_parser *parser, const void *piece, size_t length, struct err *err);
 int safetensors_parser_finish(struct safetensors_parser *parser, struct err *err);
 
-/* Duplicate names, sizes against shapes, overlaps, holes, and the end against `data_bytes`, the bytes that the file has after its header. */
+/* Duplicate names, sizes against shapes, overlaps, holes, and the end against `data_bytes`, the bytes that the file has after its
+ * header. */
 int safetensors_table_check(struct safetensors_table *table, const char *where, uint64_t data_bytes, struct err *err);
 
 #endif

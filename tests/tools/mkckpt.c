@@ -10,25 +10,24 @@
 #define EXIT_USAGE 2
 #define SHARD_BYTES_DEFAULT (UINT64_C(4) << 30)
 
-static const char help[] =
-    "Usage: fp9-mkckpt --like CONFIG.json --out DIR [OPTION]...\n"
-    "Writes a checkpoint in the real FP8 format (E4M3 in 128x128 blocks) with the tensor names of a\n"
-    "qwen3 or qwen3_moe config.json and seeded random weights: MLP and expert weights, their scales, routers,\n"
-    "index and config.json. The same options give the same bytes in every tensor, whatever the shard size.\n"
-    "\n"
-    "  --like FILE             config.json to follow; FP8, BF16 or other: quantization_config is set anew\n"
-    "  --out DIR               made, or an empty directory\n"
-    "  --layers N              instead of num_hidden_layers\n"
-    "  --experts N             instead of num_experts\n"
-    "  --hidden N              instead of hidden_size\n"
-    "  --intermediate N        instead of intermediate_size\n"
-    "  --moe-intermediate N    instead of moe_intermediate_size\n"
-    "  --seed S                0 to 2^64-1, default 1\n"
-    "  --scale-dtype T         f32, bf16 (default) or f16\n"
-    "  --shard-bytes SIZE      largest shard, with K M G T; default 4G\n"
-    "  --help, --version\n"
-    "\n"
-    "Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
+static const char help[] = "Usage: fp9-mkckpt --like CONFIG.json --out DIR [OPTION]...\n"
+                           "Writes a checkpoint in the real FP8 format (E4M3 in 128x128 blocks) with the tensor names of a\n"
+                           "qwen3 or qwen3_moe config.json and seeded random weights: MLP and expert weights, their scales, routers,\n"
+                           "index and config.json. The same options give the same bytes in every tensor, whatever the shard size.\n"
+                           "\n"
+                           "  --like FILE             config.json to follow; FP8, BF16 or other: quantization_config is set anew\n"
+                           "  --out DIR               made, or an empty directory\n"
+                           "  --layers N              instead of num_hidden_layers\n"
+                           "  --experts N             instead of num_experts\n"
+                           "  --hidden N              instead of hidden_size\n"
+                           "  --intermediate N        instead of intermediate_size\n"
+                           "  --moe-intermediate N    instead of moe_intermediate_size\n"
+                           "  --seed S                0 to 2^64-1, default 1\n"
+                           "  --scale-dtype T         f32, bf16 (default) or f16\n"
+                           "  --shard-bytes SIZE      largest shard, with K M G T; default 4G\n"
+                           "  --help, --version\n"
+                           "\n"
+                           "Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
 
 static int usage(const char *what, const char *argument)
 {

@@ -16,7 +16,8 @@ static int override(json_t *config, const char *const *keys, uint32_t value, con
     for (int i = 0; i < ARCH_KEYS_MAX && keys[i]; i++)
         if (json_object_get(config, keys[i]))
             return json_object_set_new(config, keys[i], json_integer(value));
-    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: has no %s, so %s has no meaning", options->like, keys[0] ? keys[0] : "such key", option);
+    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: has no %s, so %s has no meaning", options->like, keys[0] ? keys[0] : "such key",
+                   option);
 }
 
 static int apply(json_t *config, const struct arch_family *family, const struct mkckpt_options *options, struct err *err)

@@ -172,8 +172,8 @@ static int assign_shards(struct output *out, struct mkckpt_list *list, uint64_t 
         tensor->shard = shard;
     }
     if (shard >= CHECKPOINT_SHARDS_MAX)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "--shard-bytes %llu gives %u shards, %d are possible", (unsigned long long)shard_bytes,
-                       shard + 1, CHECKPOINT_SHARDS_MAX);
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "--shard-bytes %llu gives %u shards, %d are possible",
+                       (unsigned long long)shard_bytes, shard + 1, CHECKPOINT_SHARDS_MAX);
     out->shards = shard + 1;
     return 0;
 }

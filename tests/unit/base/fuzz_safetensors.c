@@ -1,4 +1,5 @@
-/* Mutates a corpus of headers and opens each: whatever the bytes, the reader either refuses with a sentence or gives a table whose every tensor can
+/* Mutates a corpus of headers and opens each: whatever the bytes, the reader either refuses with a sentence or gives a table whose every
+ * tensor can
  * be read in full. Meant for a build with sanitizers; runs in any. fuzz_safetensors [SEED [ROUNDS]] repeats a run. */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,9 @@ static const struct {
     {"{}", 0},
     {"{\"__metadata__\":{\"format\":\"pt\"}}  ", 0},
     {"{\"x\":{\"dtype\":\"U8\",\"shape\":[16],\"data_offsets\":[0,16]}}", 16},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"b\":{\"dtype\":\"BF16\",\"shape\":[8],\"data_offsets\":[16,32]}}", 32},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]},\"b\":{\"dtype\":\"BF16\",\"shape\":[8],\"data_offsets\":[16,32]}"
+     "}",
+     32},
     {"{\"s\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[8,16]},\"z\":{\"dtype\":\"I8\",\"shape\":[0],\"data_offsets\":[0,0]},"
      "\"f\":{\"dtype\":\"F4\",\"shape\":[16],\"data_offsets\":[0,8]}}",
      16},
@@ -27,8 +30,26 @@ static const struct {
      18},
     {"{\"q\":{\"dtype\":\"NEW\",\"shape\":[5],\"data_offsets\":[0,3]}}", 3},
 };
-static const char *const tokens[] = {"{", "}", "[", "]", ",", ":", "\"", "0", "18446744073709551615", "-1", "1e9", "null", "\\u0000", "data_offsets",
-                                     "__metadata__", "\"shape\":[0]", "[[[[[[[[", "{\"x\":{\"x\":", "\xff", "F32"};
+static const char *const tokens[] = {"{",
+                                     "}",
+                                     "[",
+                                     "]",
+                                     ",",
+                                     ":",
+                                     "\"",
+                                     "0",
+                                     "18446744073709551615",
+                                     "-1",
+                                     "1e9",
+                                     "null",
+                                     "\\u0000",
+                                     "data_offsets",
+                                     "__metadata__",
+                                     "\"shape\":[0]",
+                                     "[[[[[[[[",
+                                     "{\"x\":{\"x\":",
+                                     "\xff",
+                                     "F32"};
 
 static uint64_t state;
 
@@ -57,8 +78,7 @@ static size_t mutate(uint8_t *bytes, size_t length)
         if (length)
             bytes[at] = (uint8_t)next();
         return length;
-    case 2: /* cut the end */
-        return at;
+    case 2: /* cut the end */ return at;
     case 3: { /* take out a piece */
         size_t n = length ? below(length - at) : 0;
         memmove(bytes + at, bytes + at + n, length - at - n);
@@ -146,7 +166,8 @@ int main(int argc, char **argv)
         if (r < 0)
             bad = 1;
         if (bad)
-            fprintf(stderr, "round %llu: rerun with seed %llu and 1 round\n", (unsigned long long)round, (unsigned long long)(seed + round));
+            fprintf(stderr, "round %llu: rerun with seed %llu and 1 round\n", (unsigned long long)round,
+                    (unsigned long long)(seed + round));
     }
     close(fd);
     unlink(path);

@@ -116,12 +116,16 @@ static void empty_header_is_legal(void **state)
 static void unknown_dtype(void **state)
 {
     (void)state;
-    write_file("{\"x\":{\"dtype\":\"F9_NEW\",\"shape\":[7],\"data_offsets\":[0,5]},\"y\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[5,8]}}", 8);
+    write_file(
+        "{\"x\":{\"dtype\":\"F9_NEW\",\"shape\":[7],\"data_offsets\":[0,5]},\"y\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[5,8]}}",
+        8);
     struct safetensors *file = opened();
     assert_int_equal(safetensors_find(file, "x")->dtype, SAFETENSORS_OTHER);
     assert_string_equal(safetensors_find(file, "x")->dtype_name, "F9_NEW");
     safetensors_free(file);
-    write_file("{\"x\":{\"dtype\":\"F9_NEW\",\"shape\":[7],\"data_offsets\":[0,6]},\"y\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[5,8]}}", 8);
+    write_file(
+        "{\"x\":{\"dtype\":\"F9_NEW\",\"shape\":[7],\"data_offsets\":[0,6]},\"y\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[5,8]}}",
+        8);
     REFUSED("x", "y", "overlap");
 }
 
@@ -156,11 +160,17 @@ static void a03_truncated(void **state)
 static void a05_overlap(void **state)
 {
     (void)state;
-    write_file("{\"gate\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]},\"up\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]}}", 256);
+    write_file("{\"gate\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]},\"up\":{\"dtype\":\"U8\",\"shape\":[256],\"data_"
+               "offsets\":[0,256]}}",
+               256);
     REFUSED("gate", "up", "overlap");
-    write_file("{\"gate\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]},\"up\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[128,384]}}", 384);
+    write_file("{\"gate\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]},\"up\":{\"dtype\":\"U8\",\"shape\":[256],\"data_"
+               "offsets\":[128,384]}}",
+               384);
     REFUSED("gate [0, 256)", "up [128, 384)", "overlap");
-    write_file("{\"gate\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]},\"up\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[260,264]}}", 264);
+    write_file("{\"gate\":{\"dtype\":\"U8\",\"shape\":[256],\"data_offsets\":[0,256]},\"up\":{\"dtype\":\"U8\",\"shape\":[4],\"data_"
+               "offsets\":[260,264]}}",
+               264);
     REFUSED("4 bytes before tensor up", "belong to no tensor");
 }
 
@@ -173,8 +183,10 @@ static void a06_offsets(void **state)
     REFUSED("x", "begins at 8, after its end 4");
     write_file("{\"x\":{\"dtype\":\"U8\",\"shape\":[400],\"data_offsets\":[0,400]}}", 8);
     REFUSED("x", "expected 400 bytes", "has 8");
-    static const char *const bad[] = {"[0]",    "[0,4,4]", "[-1,3]", "[\"0\",\"4\"]", "[0.0,4.0]", "[0,4e0]", "{}", "null",
-                                      "[[0],4]", "4",      "[]",     "[0,99999999999999999999]", "[true,4]"};
+    static const char *const bad[] = {"[0]",       "[0,4,4]", "[-1,3]", "[\"0\",\"4\"]",
+                                      "[0.0,4.0]", "[0,4e0]", "{}",     "null",
+                                      "[[0],4]",   "4",       "[]",     "[0,99999999999999999999]",
+                                      "[true,4]"};
     for (size_t i = 0; i < ARRAY_LENGTH(bad); i++) {
         char header[160];
         snprintf(header, sizeof header, "{\"x\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":%s}}", bad[i]);
@@ -222,8 +234,10 @@ static void a11_unaligned_and_padded(void **state)
 {
     (void)state;
     char header[5200];
-    int n = snprintf(header, sizeof header, "{\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[3,7]},"
-                                            "\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}%*s", 4096, "");
+    int n = snprintf(header, sizeof header,
+                     "{\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[3,7]},"
+                     "\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}%*s",
+                     4096, "");
     assert_true(n > 4096 && n < (int)sizeof header);
     if (n % 2 == 0)
         strcat(header, " ");
@@ -240,8 +254,15 @@ static void malformed(void **state)
 {
     (void)state;
     static const char *const bad[] = {
-        "",          "[]",           " {}",          "{",         "{}x",
-        "{\"x\":1}", "{\"x\":{}}",   "{\"x\":[]}",   "{\"\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
+        "",
+        "[]",
+        " {}",
+        "{",
+        "{}x",
+        "{\"x\":1}",
+        "{\"x\":{}}",
+        "{\"x\":[]}",
+        "{\"\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
         "{\"x\":{\"dtype\":8,\"shape\":[0],\"data_offsets\":[0,0]}}",
         "{\"x\":{\"dtype\":\"\",\"shape\":[0],\"data_offsets\":[0,0]}}",
         "{\"x\":{\"dtype\":\"A234567890123456789012345\",\"shape\":[0],\"data_offsets\":[0,0]}}",
@@ -250,7 +271,9 @@ static void malformed(void **state)
         "{\"x\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,0],\"data_offsets\":[0,0]}}",
         "{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
         "{\"a\\nb\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
-        "{\"__metadata__\":{\"a\":1}}", "{\"__metadata__\":\"a\"}", "{\"__metadata__\":{\"a\":{}}}",
+        "{\"__metadata__\":{\"a\":1}}",
+        "{\"__metadata__\":\"a\"}",
+        "{\"__metadata__\":{\"a\":{}}}",
         "{\"x\xff\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
         "{\"x\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},}",
     };
@@ -277,8 +300,8 @@ static void long_header(void **state)
     assert_non_null(header);
     size_t at = (size_t)sprintf(header, "{");
     for (unsigned i = 0; i < COUNT; i++)
-        at += (size_t)sprintf(header + at, "%s\"model.layers.%u.weight\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[%u,%u]}", i ? "," : "", i,
-                              2 * i, 2 * i + 2);
+        at += (size_t)sprintf(header + at, "%s\"model.layers.%u.weight\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[%u,%u]}",
+                              i ? "," : "", i, 2 * i, 2 * i + 2);
     sprintf(header + at, "}");
     write_file(header, 2 * COUNT);
     free(header);
@@ -367,13 +390,20 @@ static void write_and_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(legal_shapes_and_order), cmocka_unit_test(empty_header_is_legal),
-        cmocka_unit_test(unknown_dtype),          cmocka_unit_test(a01_git_lfs_pointer),
-        cmocka_unit_test(a03_truncated),          cmocka_unit_test(a05_overlap),
-        cmocka_unit_test(a06_offsets),            cmocka_unit_test(sizes_beyond_64_bits),
-        cmocka_unit_test(a09_duplicates),         cmocka_unit_test(a11_unaligned_and_padded),
-        cmocka_unit_test(malformed),              cmocka_unit_test(long_header),
-        cmocka_unit_test(not_a_file),             cmocka_unit_test(changed_while_open),
+        cmocka_unit_test(legal_shapes_and_order),
+        cmocka_unit_test(empty_header_is_legal),
+        cmocka_unit_test(unknown_dtype),
+        cmocka_unit_test(a01_git_lfs_pointer),
+        cmocka_unit_test(a03_truncated),
+        cmocka_unit_test(a05_overlap),
+        cmocka_unit_test(a06_offsets),
+        cmocka_unit_test(sizes_beyond_64_bits),
+        cmocka_unit_test(a09_duplicates),
+        cmocka_unit_test(a11_unaligned_and_padded),
+        cmocka_unit_test(malformed),
+        cmocka_unit_test(long_header),
+        cmocka_unit_test(not_a_file),
+        cmocka_unit_test(changed_while_open),
         cmocka_unit_test(write_and_read),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -10,7 +10,7 @@
 
 #define QUANT "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}"
 #define DENSE "\"model_type\":\"qwen3\",\"hidden_size\":1024,\"intermediate_size\":3072,\"num_hidden_layers\":28"
-#define MOE_BUT_LAYERS                                                                                                                  \
+#define MOE_BUT_LAYERS                                                                                                                     \
     "\"model_type\":\"qwen3_moe\",\"hidden_size\":256,\"intermediate_size\":768,\"moe_intermediate_size\":192,\"num_experts_per_tok\":2"
 #define MOE MOE_BUT_LAYERS ",\"num_experts\":8,\"num_hidden_layers\":6"
 
@@ -118,18 +118,20 @@ static void a32_a33_other_quantizations(void **state)
     UNSUPPORTED("{" DENSE ",\"torch_dtype\":\"bfloat16\"}", "bfloat16", "no quantization_config");
     UNSUPPORTED("{" DENSE ",\"quantization_config\":null}", "no quantization_config");
     UNSUPPORTED("{" DENSE ",\"quantization_config\":7}", "quantization_config is 7");
-    UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,64]}}", "weight_block_size[1] is 64");
+    UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,64]}}",
+                "weight_block_size[1] is 64");
     UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}}", "weight_block_size");
     UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128.0,128]}}", "weight_block_size[0]");
-    UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[128,128]}}", "fmt is \"e5m2\"");
+    UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[128,128]}}",
+                "fmt is \"e5m2\"");
     UNSUPPORTED("{" DENSE ",\"quantization_config\":{\"weight_block_size\":[128,128]}}", "no quant_method");
 }
 
 static void other_families(void **state)
 {
     (void)state;
-    UNSUPPORTED("{\"model_type\":\"kimi_k25\",\"text_config\":{\"quantization_config\":{\"quant_method\":\"compressed-tensors\"}}}", "kimi_k25",
-                "qwen3, qwen3_moe", "compressed-tensors");
+    UNSUPPORTED("{\"model_type\":\"kimi_k25\",\"text_config\":{\"quantization_config\":{\"quant_method\":\"compressed-tensors\"}}}",
+                "kimi_k25", "qwen3, qwen3_moe", "compressed-tensors");
     UNSUPPORTED("{\"model_type\":\"llama\"," QUANT "}", "\"llama\"", "supported: qwen3, qwen3_moe");
     BAD("{" QUANT "}", "model_type");
     BAD("{\"model_type\":3}", "model_type");
@@ -162,14 +164,17 @@ static void hostile(void **state)
     static const char *const bad[] = {"2147483648", "1025", "0", "-1", "28.0", "\"28\"", "[28]", "{}", "true", "1e2", "99999999999"};
     for (size_t i = 0; i < ARRAY_LENGTH(bad); i++) {
         char text[600];
-        snprintf(text, sizeof text, "{\"model_type\":\"qwen3\",\"hidden_size\":64,\"intermediate_size\":64,\"num_hidden_layers\":%s," QUANT "}",
-                 bad[i]);
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"qwen3\",\"hidden_size\":64,\"intermediate_size\":64,\"num_hidden_layers\":%s," QUANT "}", bad[i]);
         BAD(text, "num_hidden_layers", "from 1 to 1024");
-        snprintf(text, sizeof text, "{\"model_type\":\"qwen3\",\"hidden_size\":64,\"intermediate_size\":64,\"num_hidden_layers\":2," QUANT
-                                    ",\"mlp_only_layers\":%s}", bad[i]);
+        snprintf(text, sizeof text,
+                 "{\"model_type\":\"qwen3\",\"hidden_size\":64,\"intermediate_size\":64,\"num_hidden_layers\":2," QUANT
+                 ",\"mlp_only_layers\":%s}",
+                 bad[i]);
         arch_free(parsed(text)); /* not a key of this family */
     }
-    BAD("{\"model_type\":\"qwen3\",\"hidden_size\":65537,\"intermediate_size\":64,\"num_hidden_layers\":2," QUANT "}", "hidden_size is 65537");
+    BAD("{\"model_type\":\"qwen3\",\"hidden_size\":65537,\"intermediate_size\":64,\"num_hidden_layers\":2," QUANT "}",
+        "hidden_size is 65537");
     BAD("{\"model_type\":\"qwen3\",\"hidden_size\":64,\"intermediate_size\":262145,\"num_hidden_layers\":2," QUANT "}", "262145");
     BAD("{" MOE_BUT_LAYERS ",\"num_experts\":4097,\"num_hidden_layers\":2," QUANT "}", "num_experts is 4097", "4096");
     BAD("{" MOE_BUT_LAYERS ",\"num_experts\":1,\"num_hidden_layers\":2," QUANT "}", "num_experts_per_tok is 2", "from 1 to 1");
@@ -225,9 +230,11 @@ static void from_directory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dense),         cmocka_unit_test(moe_layers),     cmocka_unit_test(a30_not_convert),
-        cmocka_unit_test(a32_a33_other_quantizations), cmocka_unit_test(other_families), cmocka_unit_test(a37_spellings),
-        cmocka_unit_test(hostile),       cmocka_unit_test(shape_only),     cmocka_unit_test(from_directory),
+        cmocka_unit_test(dense),           cmocka_unit_test(moe_layers),
+        cmocka_unit_test(a30_not_convert), cmocka_unit_test(a32_a33_other_quantizations),
+        cmocka_unit_test(other_families),  cmocka_unit_test(a37_spellings),
+        cmocka_unit_test(hostile),         cmocka_unit_test(shape_only),
+        cmocka_unit_test(from_directory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

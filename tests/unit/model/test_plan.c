@@ -311,10 +311,17 @@ static void property_runs_cover_exactly(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(limits_of_public_models), cmocka_unit_test(b01_refused_with_numbers), cmocka_unit_test(b03_mid_block),
-        cmocka_unit_test(b04_quarter_blocks),      cmocka_unit_test(b07_uneven),               cmocka_unit_test(b08_tp_out_of_range),
-        cmocka_unit_test(bytes_are_the_layouts),   cmocka_unit_test(padding_is_counted),       cmocka_unit_test(memory),
-        cmocka_unit_test(chooses_the_fastest),     cmocka_unit_test(property_runs_cover_exactly),
+        cmocka_unit_test(limits_of_public_models),
+        cmocka_unit_test(b01_refused_with_numbers),
+        cmocka_unit_test(b03_mid_block),
+        cmocka_unit_test(b04_quarter_blocks),
+        cmocka_unit_test(b07_uneven),
+        cmocka_unit_test(b08_tp_out_of_range),
+        cmocka_unit_test(bytes_are_the_layouts),
+        cmocka_unit_test(padding_is_counted),
+        cmocka_unit_test(memory),
+        cmocka_unit_test(chooses_the_fastest),
+        cmocka_unit_test(property_runs_cover_exactly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
