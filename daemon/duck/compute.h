@@ -15,10 +15,10 @@ struct compute_job {
     enum msg_slot_kind kind;
     uint32_t tokens, top_k, hidden;
     enum msg_dtype dtype;
-    const uint16_t *x;     /* [tokens][hidden] BF16 */
-    const int32_t *ids;    /* [tokens][top_k], checked */
-    const float *weights;  /* [tokens][top_k] */
-    void *partial;         /* [tokens][hidden] of dtype, 4-byte aligned */
+    const uint16_t *x;    /* [tokens][hidden] BF16 */
+    const int32_t *ids;   /* [tokens][top_k], checked */
+    const float *weights; /* [tokens][top_k] */
+    void *partial;        /* [tokens][hidden] of dtype, 4-byte aligned */
 };
 
 struct compute_cost {

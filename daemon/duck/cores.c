@@ -52,8 +52,8 @@ int cores_apply(const char *text, uint32_t *ret_count, struct err *err)
             return r;
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
             if (CPU_ISSET(cpu, &want) && !CPU_ISSET(cpu, &have))
-                return err_set(err, -EINVAL, ERR_BAD_REQUEST, "cores \"%.200s\": CPU %d is not among the %d CPUs of this process", text, cpu,
-                               CPU_COUNT(&have));
+                return err_set(err, -EINVAL, ERR_BAD_REQUEST, "cores \"%.200s\": CPU %d is not among the %d CPUs of this process", text,
+                               cpu, CPU_COUNT(&have));
         if (sched_setaffinity(0, sizeof want, &want) < 0)
             return err_errno(err, "cores \"%.200s\"", text);
         have = want;

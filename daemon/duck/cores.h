@@ -10,8 +10,8 @@
 /* -EINVAL BAD_REQUEST for anything but numbers and ranges from low to high, below CPU_SETSIZE. */
 int cores_parse(const char *text, cpu_set_t *ret_set, struct err *err);
 
-/* Restricts the process to `text` ("" or NULL: what it may use already). A CPU that it may not use is refused by number. *ret_count: CPUs it
- * now has. Call before threads start. */
+/* Restricts the process to `text` ("" or NULL: what it may use already). A CPU that it may not use is refused by number. *ret_count:
+ * CPUs it now has. Call before threads start. */
 int cores_apply(const char *text, uint32_t *ret_count, struct err *err);
 
 #endif

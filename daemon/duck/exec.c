@@ -10,17 +10,17 @@
 
 struct exec {
     pthread_t thread;
-    int weights_fd;           /* borrowed */
-    int event_fd;             /* owned */
+    int weights_fd; /* borrowed */
+    int event_fd;   /* owned */
     _Atomic uint64_t progress;
-    _Atomic bool cancel;      /* set once, when the duck stops */
-    float *y;                 /* owned; written by the thread while busy */
+    _Atomic bool cancel; /* set once, when the duck stops */
+    float *y;            /* owned; written by the thread while busy */
     size_t y_bytes;
-    void *scratch;            /* owned; likewise */
+    void *scratch; /* owned; likewise */
     size_t scratch_bytes;
-    bool busy;                /* owner's */
+    bool busy; /* owner's */
 
-    pthread_mutex_t lock;     /* of all below */
+    pthread_mutex_t lock; /* of all below */
     pthread_cond_t posted;
     bool stop;
     uint64_t generation;      /* of the job: counted up by exec_post */
@@ -33,8 +33,8 @@ static void run(struct exec *exec, const struct exec_job *job, struct exec_resul
 {
     *result = (struct exec_result){0};
     if (job->one_shot) {
-        result->code = judge_run(&job->compute, &job->slot, exec->weights_fd, &exec->progress, &exec->cancel, &result->duck_time_ns,
-                                 &result->err);
+        result->code =
+            judge_run(&job->compute, &job->slot, exec->weights_fd, &exec->progress, &exec->cancel, &result->duck_time_ns, &result->err);
         return;
     }
     uint64_t start = clock_now_ns();

@@ -12,9 +12,9 @@ struct fill {
     uint32_t slot;
     uint32_t expert_tiles; /* of one routed expert: 16-row tiles of gate, up and down */
     uint32_t shared_tiles;
-    uint64_t tiles_left;   /* not arrived yet, all experts */
-    uint64_t *arrived;     /* owned; a bit a tile, experts in order, the shared one last */
-    bool *begun;           /* owned; [experts + 1], kernels_pack_begin done */
+    uint64_t tiles_left; /* not arrived yet, all experts */
+    uint64_t *arrived;   /* owned; a bit a tile, experts in order, the shared one last */
+    bool *begun;         /* owned; [experts + 1], kernels_pack_begin done */
 };
 
 struct fills {

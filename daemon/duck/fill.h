@@ -18,13 +18,15 @@ void fills_free(struct fills *fills);                                        /* 
 CLEANUP_DEFINE(struct fills *, fills_free);
 bool fills_active(const struct fills *fills);
 
-/* Any slot of the same model and layer is dropped first, and any of the same model but another rank, tp or multiple_of: a duck is one rank. */
+/* Any slot of the same model and layer is dropped first, and any of the same model but another rank, tp or multiple_of: a duck is one
+ * rank. */
 int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err);
 /* Rows, each exactly once. 0 also for a request that is being ignored. */
 int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct err *err);
 /* 1 and the finished slot; 0 for an ignored request; negative, naming what is missing. */
 int fill_end(struct fills *fills, uint64_t request, struct msg_slot *ret_slot, struct err *err);
-/* Drops the fills of a model (NULL: all). Their requests, *ret_count of them, are to be answered with FAIL; they are ignored from here on. */
+/* Drops the fills of a model (NULL: all). Their requests, *ret_count of them, are to be answered with FAIL; they are ignored from here
+ * on. */
 void fills_drop(struct fills *fills, const uint8_t *model_key, uint64_t ret_requests[FILLS_MAX], size_t *ret_count);
 void fill_abort(struct fills *fills, uint64_t request);
 

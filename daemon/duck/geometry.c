@@ -44,7 +44,7 @@ struct kernels_layer geometry_layer(const struct geometry *geometry, const uint8
         .experts = data,
         .expert_count = geometry->experts,
         .shared_layout = geometry->has_shared ? &geometry->shared : NULL,
-        .shared = geometry->has_shared ? data + geometry->shared_offset : NULL,
+        .shared = geometry->has_shared && data ? data + geometry->shared_offset : NULL,
     };
 }
 

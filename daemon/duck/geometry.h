@@ -18,7 +18,7 @@ struct geometry {
 /* -EINVAL BAD_SHAPE or BAD_REQUEST with the numbers when the words make no slot; sizes beyond 63 bits are refused. */
 int geometry_init(const struct msg_prepare_begin *words, struct geometry *ret_geometry, struct err *err);
 
-/* `geometry` and `data` (geometry->bytes, 64-byte aligned) must outlive the result. */
+/* `geometry` and `data` (geometry->bytes, 64-byte aligned) must outlive the result. NULL data: for questions of size only. */
 struct kernels_layer geometry_layer(const struct geometry *geometry, const uint8_t *data);
 
 /* Rows of a matrix of one expert: neurons for gate and up, hidden for down. */

@@ -165,7 +165,8 @@ int judge_run(const struct compute_job *job, const struct judge_slot *slot, int 
     if (WIFSIGNALED(status)) {
         int number = WTERMSIG(status);
         const char *name = sigabbrev_np(number);
-        err_set(err, -EIO, ERR_INTERNAL, "one-shot: kernel process %d was killed by signal %d (SIG%s)", (int)pid, number, name ? name : "?");
+        err_set(err, -EIO, ERR_INTERNAL, "one-shot: kernel process %d was killed by signal %d (SIG%s)", (int)pid, number,
+                name ? name : "?");
         err_value_int(err, "signal", number);
         return -EIO;
     }

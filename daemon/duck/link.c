@@ -97,8 +97,9 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     if (link->greeted)
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "a second HELLO on one link");
     if (hello.major != WIRE_VERSION_MAJOR) {
-        err_set(err, -EPROTONOSUPPORT, ERR_BAD_REQUEST, "link version %u.%u, this duck (fp9-duck %s) speaks %d.%d: the major versions must agree",
-                hello.major, hello.minor, FP9_VERSION, WIRE_VERSION_MAJOR, WIRE_VERSION_MINOR);
+        err_set(err, -EPROTONOSUPPORT, ERR_BAD_REQUEST,
+                "link version %u.%u, this duck (fp9-duck %s) speaks %d.%d: the major versions must agree", hello.major, hello.minor,
+                FP9_VERSION, WIRE_VERSION_MAJOR, WIRE_VERSION_MINOR);
         err_value_int(err, "peer_major", hello.major);
         err_value_int(err, "duck_major", WIRE_VERSION_MAJOR);
         return err->code;
@@ -318,8 +319,8 @@ static int start(struct link *link, struct step *step, struct err *why)
         .one_shot = session->open.one_shot,
     };
     if (job.one_shot)
-        job.slot = (struct judge_slot){
-            .words = wbuf_words(link->wbuf, slot), .offset = wbuf_offset(link->wbuf, slot), .bytes = geometry->bytes};
+        job.slot =
+            (struct judge_slot){.words = wbuf_words(link->wbuf, slot), .offset = wbuf_offset(link->wbuf, slot), .bytes = geometry->bytes};
     r = exec_reserve(link->exec, kernels_scratch_bytes(&job.compute.layer), compute_y_bytes(job.compute.hidden), why);
     if (r < 0)
         return r;

@@ -1,7 +1,7 @@
 /* One link to a head: frames in, answers out (proto/wire/wire.h has the conversation). Knows no descriptor and no clock: the loop feeds it.
  *
- * Steps run in order on the kernel thread; all else is answered at once, PING also while kernels run. A DROP that meets a running step on its
- * slots, and a SESSION_CLOSE that meets one of its session, are answered after it. One thread.
+ * Steps run in order on the kernel thread; all else is answered at once, PING also while kernels run. A DROP that meets a running step
+ * on its slots, and a SESSION_CLOSE that meets one of its session, are answered after it. One thread.
  */
 #ifndef FP9_DUCK_LINK_H
 #define FP9_DUCK_LINK_H
@@ -18,7 +18,8 @@ struct link_facts {
 };
 
 /* wbuf and exec are borrowed and must outlive the link; answers are appended to `out`. */
-int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exec, struct buf *out, struct link **ret_link, struct err *err);
+int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exec, struct buf *out, struct link **ret_link,
+             struct err *err);
 /* Not while exec runs a step of it: exec_free first. Unfinished slots are dropped. */
 void link_free(struct link *link);
 CLEANUP_DEFINE(struct link *, link_free);

@@ -80,8 +80,10 @@ int main(int argc, char **argv)
         return EXIT_SUCCESS;
     }
     if (options.link_fd < 0) {
-        log_error("duck", "this version serves only the link that fp9d gives to its local ducks (--link-fd); TCP service on %s comes with a "
-                          "later version", options.listen);
+        log_error("duck",
+                  "this version serves only the link that fp9d gives to its local ducks (--link-fd); TCP service on %s comes with a "
+                  "later version",
+                  options.listen);
         return EXIT_FAILURE;
     }
     return serve(&options, &err) < 0 ? refuse(&err) : EXIT_SUCCESS;

@@ -11,28 +11,27 @@
 #include "proto/base/size.h"
 #include "proto/wire/wire.h"
 
-static const char help[] =
-    "Usage: fp9-duck [OPTION]...\n"
-    "Holds one rank's weights in memory and runs the MLP and expert layers for fp9d.\n"
-    "\n"
-    "      --config FILE       read FILE instead of " DUCK_CONFIG "\n"
-    "      --listen ADDR:PORT  address of the TCP link *\n"
-    "      --key-file FILE     pre-shared key of the TCP link *\n"
-    "      --memory BYTES      size of the weight buffer (K M G T), three quarters of RAM if not given\n"
-    "      --cores LIST        CPUs to use, such as 0-3,5; all that the process may use if not given\n"
-    "      --check-config      check options and configuration, and exit\n"
-    "      --version           print the version and exit\n"
-    "      --help              print this and exit\n"
-    "\n"
-    "For ducks that fp9d starts on its own machine:\n"
-    "      --link-fd N         connected stream socket to fp9d; the duck ends when it is closed\n"
-    "      --weights-fd N      memfd of the weight buffer, kept by fp9d; its size is the buffer's\n"
-    "      --name NAME         name shown in fp9ctl, the host's if not given\n"
-    "\n"
-    "* and the configuration keys listen, key_file, plaintext and spin_us are checked now and\n"
-    "  take effect with the TCP link, which this version does not have: it serves --link-fd only.\n"
-    "\n"
-    "Environment: FP9_CPU=ref|avx2 forces the kernels' instruction set.\n";
+static const char help[] = "Usage: fp9-duck [OPTION]...\n"
+                           "Holds one rank's weights in memory and runs the MLP and expert layers for fp9d.\n"
+                           "\n"
+                           "      --config FILE       read FILE instead of " DUCK_CONFIG "\n"
+                           "      --listen ADDR:PORT  address of the TCP link *\n"
+                           "      --key-file FILE     pre-shared key of the TCP link *\n"
+                           "      --memory BYTES      size of the weight buffer (K M G T), three quarters of RAM if not given\n"
+                           "      --cores LIST        CPUs to use, such as 0-3,5; all that the process may use if not given\n"
+                           "      --check-config      check options and configuration, and exit\n"
+                           "      --version           print the version and exit\n"
+                           "      --help              print this and exit\n"
+                           "\n"
+                           "For ducks that fp9d starts on its own machine:\n"
+                           "      --link-fd N         connected stream socket to fp9d; the duck ends when it is closed\n"
+                           "      --weights-fd N      memfd of the weight buffer, kept by fp9d; its size is the buffer's\n"
+                           "      --name NAME         name shown in fp9ctl, the host's if not given\n"
+                           "\n"
+                           "* and the configuration keys listen, key_file, plaintext and spin_us are checked now and\n"
+                           "  take effect with the TCP link, which this version does not have: it serves --link-fd only.\n"
+                           "\n"
+                           "Environment: FP9_CPU=ref|avx2 forces the kernels' instruction set.\n";
 
 static const char *const huge_choices[] = {"auto", "yes", "no", NULL};
 
@@ -42,11 +41,7 @@ static const struct conf_key keys[] = {
     {.section = "duck", .name = "plaintext", .type = CONF_BOOL, .offset = offsetof(struct options, plaintext)},
     {.section = "duck", .name = "memory", .type = CONF_SIZE, .offset = offsetof(struct options, memory)},
     {.section = "duck", .name = "cores", .type = CONF_STRING, .offset = offsetof(struct options, cores), .high = 4095},
-    {.section = "duck",
-     .name = "huge_pages",
-     .type = CONF_CHOICE,
-     .offset = offsetof(struct options, huge_pages),
-     .choices = huge_choices},
+    {.section = "duck", .name = "huge_pages", .type = CONF_CHOICE, .offset = offsetof(struct options, huge_pages), .choices = huge_choices},
     {.section = "duck", .name = "spin_us", .type = CONF_STRING, .offset = offsetof(struct options, spin_us), .low = 1, .high = 16},
     {.section = "duck", .name = "name", .type = CONF_STRING, .offset = offsetof(struct options, name), .high = WIRE_NAME_MAX - 1},
 };
@@ -174,18 +169,12 @@ enum {
 };
 
 static const struct option longs[] = {
-    {"config", required_argument, NULL, OPT_CONFIG},
-    {"listen", required_argument, NULL, OPT_LISTEN},
-    {"key-file", required_argument, NULL, OPT_KEY_FILE},
-    {"memory", required_argument, NULL, OPT_MEMORY},
-    {"cores", required_argument, NULL, OPT_CORES},
-    {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"link-fd", required_argument, NULL, OPT_LINK_FD},
-    {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
-    {"name", required_argument, NULL, OPT_NAME},
-    {0},
+    {"config", required_argument, NULL, OPT_CONFIG},     {"listen", required_argument, NULL, OPT_LISTEN},
+    {"key-file", required_argument, NULL, OPT_KEY_FILE}, {"memory", required_argument, NULL, OPT_MEMORY},
+    {"cores", required_argument, NULL, OPT_CORES},       {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
+    {"version", no_argument, NULL, OPT_VERSION},         {"help", no_argument, NULL, OPT_HELP},
+    {"link-fd", required_argument, NULL, OPT_LINK_FD},   {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
+    {"name", required_argument, NULL, OPT_NAME},         {0},
 };
 
 /* Flags and the file are needed before the file is read, values after it. */

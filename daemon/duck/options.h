@@ -7,16 +7,16 @@
 #include "daemon/duck/wbuf.h"
 
 struct options {
-    char *listen;      /* owned, as all strings here; "ADDR:PORT" */
-    char *key_file;    /* "" none */
+    char *listen;   /* owned, as all strings here; "ADDR:PORT" */
+    char *key_file; /* "" none */
     bool plaintext;
-    uint64_t memory;   /* bytes; 0: options_default_memory() */
-    char *cores;       /* "" all */
-    char *huge_pages;  /* auto yes no */
-    char *spin_us;     /* "auto" or a number */
-    char *name;        /* "" the host's */
-    int link_fd;       /* -1: none */
-    int weights_fd;    /* -1: none */
+    uint64_t memory;  /* bytes; 0: options_default_memory() */
+    char *cores;      /* "" all */
+    char *huge_pages; /* auto yes no */
+    char *spin_us;    /* "auto" or a number */
+    char *name;       /* "" the host's */
+    int link_fd;      /* -1: none */
+    int weights_fd;   /* -1: none */
     bool check_config;
 };
 

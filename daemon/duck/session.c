@@ -52,7 +52,8 @@ int session_open(struct sessions *sessions, const struct wbuf *wbuf, const struc
         if (!sessions->sessions[i].used)
             session = &sessions->sessions[i];
     if (!session)
-        return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": %d sessions are open, no more are allowed", open->session, SESSIONS_MAX);
+        return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": %d sessions are open, no more are allowed", open->session,
+                       SESSIONS_MAX);
     uint32_t hidden;
     struct session_needs needs;
     char key[DIGEST_HEX_SIZE];

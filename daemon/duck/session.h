@@ -10,8 +10,8 @@
 struct session {
     bool used;
     struct msg_session_open open;
-    uint32_t hidden;  /* of the model's slots here */
-    bool closing;     /* SESSION_CLOSE came while a step of it ran; answered after that step */
+    uint32_t hidden; /* of the model's slots here */
+    bool closing;    /* SESSION_CLOSE came while a step of it ran; answered after that step */
     uint64_t close_request;
 };
 

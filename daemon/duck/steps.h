@@ -6,8 +6,8 @@
 #include "proto/base/cleanup.h"
 #include "proto/wire/msg_step.h"
 
-#define STEPS_MAX 256                            /* waiting or running on one link */
-#define STEPS_BYTES_MAX (UINT64_C(1) << 30)      /* of tensors and partials of all of them, idle ones too */
+#define STEPS_MAX 256                       /* waiting or running on one link */
+#define STEPS_BYTES_MAX (UINT64_C(1) << 30) /* of tensors and partials of all of them, idle ones too */
 
 struct step {
     uint64_t request;

@@ -13,13 +13,13 @@
 struct aux {
     struct geometry geometry; /* valid while the slot is in use */
     uint32_t pins;
-    bool doomed;      /* dropped while pinned: [offset, offset + bytes) is still in use */
+    bool doomed; /* dropped while pinned: [offset, offset + bytes) is still in use */
     uint64_t offset, bytes;
 };
 
 struct wbuf {
-    int fd;        /* owned */
-    uint8_t *map;  /* owned, `size` bytes, shared */
+    int fd;       /* owned */
+    uint8_t *map; /* owned, `size` bytes, shared */
     uint64_t size;
     struct wbuf_header *header; /* = map */
     struct aux aux[WBUF_SLOTS_MAX];
@@ -143,8 +143,7 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
 
 static int format(struct wbuf *wbuf, struct err *err)
 {
-    (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)WBUF_DATA_OFFSET,
-                    (off_t)(wbuf->size - WBUF_DATA_OFFSET));
+    (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)WBUF_DATA_OFFSET, (off_t)(wbuf->size - WBUF_DATA_OFFSET));
     return wbuf_format_init(wbuf->header, wbuf->size, err);
 }
 

@@ -4,8 +4,8 @@
  * one layer's share. It is written in the state FILLING; its finish flag comes last, so that a buffer taken over from a process that was
  * killed at any moment holds only whole slots: FILLING ones are dropped by wbuf_open.
  *
- * Memory is taken (fallocate) before a slot is given out, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a dropped
- * slot's pages are given back to the system.
+ * Memory is taken (fallocate) before a slot is given out, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a
+ * dropped slot's pages are given back to the system.
  *
  * Threads: all functions belong to one thread. Another may read the bytes of a pinned slot.
  */
@@ -28,9 +28,9 @@ enum wbuf_huge {
 
 struct wbuf;
 
-/* fd: a memfd (or file) to attach to, or -1 for one of our own. Taken (closed by wbuf_free) on success. A file of size 0 is made `bytes` long;
- * any other keeps its size. A header that is not whole (magic, version, capacity, a slot that lies about itself) is formatted anew,
- * with a new boot id; *ret_note (WBUF_NOTE_MAX) says in a sentence what was found. */
+/* fd: a memfd (or file) to attach to, or -1 for one of our own. Taken (closed by wbuf_free) on success. A file of size 0 is made
+ * `bytes` long; any other keeps its size. A header that is not whole (magic, version, capacity, a slot that lies about itself) is
+ * formatted anew, with a new boot id; *ret_note (WBUF_NOTE_MAX) says in a sentence what was found. */
 #define WBUF_NOTE_MAX 512
 int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbuf, char *ret_note, struct err *err);
 void wbuf_free(struct wbuf *wbuf);

@@ -24,7 +24,7 @@ struct wbuf_slot {
     uint64_t offset;   /* in the file; multiple of WBUF_SLOT_ALIGN */
     uint64_t bytes;    /* as geometry_init computes them */
     uint64_t checksum; /* XXH3-64 of the bytes */
-    uint64_t finish;   /* written last, release: wbuf_format_finish() of all the above in state FINISHED; anything else is no finished slot */
+    uint64_t finish; /* written last, release: wbuf_format_finish() of all the above in state FINISHED; anything else is no finished slot */
 };
 
 struct wbuf_header {

@@ -122,8 +122,9 @@ static int session_open(const struct frame *frame, char *text, size_t size, stru
     char key[DIGEST_HEX_SIZE];
     int r = msg_session_open_decode(frame, &m, err);
     if (r == 0)
-        snprintf(text, size, "session %" PRIu64 " model %s max_tokens %u top_k_max %u partials %s%s", m.session, short_key(m.model_key, key),
-                 m.max_tokens, m.top_k_max, m.partials == MSG_F32 ? "f32" : "bf16", m.one_shot ? " one_shot" : "");
+        snprintf(text, size, "session %" PRIu64 " model %s max_tokens %u top_k_max %u partials %s%s", m.session,
+                 short_key(m.model_key, key), m.max_tokens, m.top_k_max, m.partials == MSG_F32 ? "f32" : "bf16",
+                 m.one_shot ? " one_shot" : "");
     return r;
 }
 

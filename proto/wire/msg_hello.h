@@ -6,7 +6,7 @@
 
 struct msg_hello {
     uint16_t major, minor;
-    uint64_t features;           /* none yet; unknown bits are ignored */
+    uint64_t features;            /* none yet; unknown bits are ignored */
     char software[WIRE_NAME_MAX]; /* "fp9d 0.1.0" */
     char host[WIRE_NAME_MAX];
 };
@@ -16,10 +16,10 @@ struct msg_hello_duck {
     uint64_t features;
     char software[WIRE_NAME_MAX]; /* "fp9-duck 0.1.0" */
     char name[WIRE_NAME_MAX];
-    char boot_id[WIRE_NAME_MAX];  /* identity of the weight buffer's life: changes when its contents were lost */
-    char isa[16];                 /* kernel tier in use */
+    char boot_id[WIRE_NAME_MAX]; /* identity of the weight buffer's life: changes when its contents were lost */
+    char isa[16];                /* kernel tier in use */
     uint32_t cores;
-    uint64_t capacity_bytes;      /* of the weight buffer */
+    uint64_t capacity_bytes; /* of the weight buffer */
     uint64_t used_bytes;
 };
 

@@ -73,8 +73,7 @@ int msg_prepare_begin_decode(const struct frame *frame, struct msg_prepare_begin
     return code;
 }
 
-int msg_prepare_data_encode(struct buf *buf, uint64_t request, const struct msg_prepare_data *msg, const float *scales,
-                            uint8_t **ret_codes)
+int msg_prepare_data_encode(struct buf *buf, uint64_t request, const struct msg_prepare_data *msg, const float *scales, uint8_t **ret_codes)
 {
     size_t codes, scale_bytes, size;
     if (!size_mul((size_t)msg->rows, (size_t)msg->columns, &codes) || !size_mul((size_t)msg->scale_count, sizeof(float), &scale_bytes) ||
@@ -249,8 +248,7 @@ int msg_slots_decode(const struct frame *frame, struct msg_slot **ret_slots, siz
     struct codec_reader r = codec_reader_init(frame, WIRE_SLOTS, err);
     uint32_t count = codec_read_u32(&r, "count", 0, WIRE_SLOTS_MAX);
     if (r.code == 0 && !r.payload.failed && bytes_reader_left(&r.payload) != (size_t)count * SLOT_BYTES)
-        codec_refuse(&r, "%u slots need %zu bytes, the frame holds %zu", count, (size_t)count * SLOT_BYTES,
-                     bytes_reader_left(&r.payload));
+        codec_refuse(&r, "%u slots need %zu bytes, the frame holds %zu", count, (size_t)count * SLOT_BYTES, bytes_reader_left(&r.payload));
     if (r.code < 0 || r.payload.failed)
         return codec_reader_end(&r);
     _cleanup_(freep) struct msg_slot *slots = calloc(count ? count : 1, sizeof *slots);

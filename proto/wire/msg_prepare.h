@@ -30,18 +30,18 @@ struct msg_prepare_begin {
     uint32_t tp, rank, multiple_of;
     uint32_t layer;
     enum msg_slot_kind kind;
-    uint32_t experts;         /* routed experts held here; 1 for dense */
-    struct msg_slice slice;   /* of the dense MLP or of each routed expert */
+    uint32_t experts;       /* routed experts held here; 1 for dense */
+    struct msg_slice slice; /* of the dense MLP or of each routed expert */
     bool has_shared;
-    struct msg_slice shared;  /* valid when has_shared */
+    struct msg_slice shared;      /* valid when has_shared */
     uint8_t sources[DIGEST_SIZE]; /* digest over the source tensors; zeros while unknown */
 };
 
 #define MSG_EXPERT_SHARED UINT32_C(0xffffffff)
 
 struct msg_prepare_data {
-    uint32_t expert;      /* 0 for dense; MSG_EXPERT_SHARED */
-    uint8_t matrix;       /* enum kernels_matrix */
+    uint32_t expert; /* 0 for dense; MSG_EXPERT_SHARED */
+    uint8_t matrix;  /* enum kernels_matrix */
     uint32_t first_row, rows, columns;
     uint32_t scale_count;
     const uint8_t *scales; /* scale_count little-endian binary32, unaligned view; order as kernels_rows.scales */
@@ -60,7 +60,7 @@ struct msg_slot {
 };
 
 struct msg_drop {
-    bool all;                       /* else only model_key */
+    bool all; /* else only model_key */
     uint8_t model_key[DIGEST_SIZE];
 };
 

@@ -22,19 +22,19 @@ struct msg_session_open {
 struct msg_step {
     uint64_t session;
     uint32_t layer;
-    uint32_t tokens;      /* 0 allowed: the answer is empty */
-    uint32_t top_k;       /* 0 for a dense layer */
+    uint32_t tokens; /* 0 allowed: the answer is empty */
+    uint32_t top_k;  /* 0 for a dense layer */
     uint32_t hidden;
-    bool prefill;         /* which words of statistics the caller wants; the bits are the same */
+    bool prefill;           /* which words of statistics the caller wants; the bits are the same */
     const uint8_t *x;       /* tokens * hidden BF16 */
     const uint8_t *ids;     /* tokens * top_k i32 */
     const uint8_t *weights; /* tokens * top_k binary32 */
 };
 
 struct msg_step_done {
-    uint64_t duck_time_ns;  /* kernel time */
-    uint64_t params;        /* weights applied, padding not counted */
-    uint64_t weight_bytes;  /* read from the weight buffer */
+    uint64_t duck_time_ns; /* kernel time */
+    uint64_t params;       /* weights applied, padding not counted */
+    uint64_t weight_bytes; /* read from the weight buffer */
     enum msg_dtype dtype;
     uint32_t tokens, hidden;
     const uint8_t *partial; /* tokens * hidden of dtype, view */

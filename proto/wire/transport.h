@@ -1,5 +1,5 @@
-/* What carries frames: a byte stream with a descriptor to poll. A stream socket is the first kind (transport_socket.h); TLS over TCP and RDMA
- * are to fit behind the same five functions.
+/* What carries frames: a byte stream with a descriptor to poll. A stream socket is the first kind (transport_socket.h); TLS over TCP
+ * and RDMA are to fit behind the same five functions.
  *
  * Nothing here blocks. EINTR never comes out: calls are retried. A peer that is gone gives an error or end of stream, never a signal.
  * Threads: one at a time; a transport has no lock.
@@ -36,7 +36,8 @@ static inline void transport_close(struct transport *transport)
 }
 CLEANUP_DEFINE(struct transport *, transport_close);
 
-/* Reads once into the reader. 1 something came, 0 nothing there now, -ECONNRESET at end of stream ("closed by the peer"), others as read. */
+/* Reads once into the reader. 1 something came, 0 nothing there now, -ECONNRESET at end of stream ("closed by the peer"), others as
+ * read. */
 int transport_fill(struct transport *transport, struct frame_reader *reader, struct err *err);
 
 /* Frames on their way out. Encoders append to `buf`; zero-initialised is empty. */

@@ -68,8 +68,8 @@ int transport_socket_new(int fd, struct transport **ret_transport, struct err *e
     struct transport_socket *s = calloc(1, sizeof *s);
     if (!s)
         return err_no_memory(err, "transport", sizeof *s);
-    s->base = (struct transport){
-        .read = socket_read, .writev = socket_writev, .fd = socket_fd, .events = socket_events, .close = socket_close};
+    s->base =
+        (struct transport){.read = socket_read, .writev = socket_writev, .fd = socket_fd, .events = socket_events, .close = socket_close};
     s->fd = fd;
     *ret_transport = &s->base;
     return 0;

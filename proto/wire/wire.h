@@ -68,13 +68,13 @@ enum wire_type {
 };
 
 /* Limits on what a peer may ask for. */
-#define WIRE_SMALL_PAYLOAD_MAX (64u * 1024)            /* every type not named below */
-#define WIRE_PREPARE_PAYLOAD_MAX (8u * 1024 * 1024)    /* PREPARE_DATA */
-#define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024)     /* STEP, STEP_DONE */
-#define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)      /* SLOTS */
+#define WIRE_SMALL_PAYLOAD_MAX (64u * 1024)         /* every type not named below */
+#define WIRE_PREPARE_PAYLOAD_MAX (8u * 1024 * 1024) /* PREPARE_DATA */
+#define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024)  /* STEP, STEP_DONE */
+#define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)   /* SLOTS */
 #define WIRE_SLOTS_MAX 16384
 #define WIRE_NAME_MAX 64
-#define WIRE_STEP_TOKENS_MAX 4096                      /* fp9d cuts longer prefills into chunks */
+#define WIRE_STEP_TOKENS_MAX 4096 /* fp9d cuts longer prefills into chunks */
 #define WIRE_TOP_K_MAX 64
 #define WIRE_HIDDEN_MAX 65536
 #define WIRE_EXPERTS_MAX 4096

@@ -145,7 +145,8 @@ void model_input_free(struct model_input *input)
     *input = (struct model_input){0};
 }
 
-void *model_answer(const struct msg_prepare_begin *words, uint64_t seed, const struct model_input *input, enum msg_dtype dtype, size_t *ret_bytes)
+void *model_answer(const struct msg_prepare_begin *words, uint64_t seed, const struct model_input *input, enum msg_dtype dtype,
+                   size_t *ret_bytes)
 {
     struct geometry g;
     if (geometry_init(words, &g, NULL) < 0)

@@ -29,6 +29,7 @@ struct model_input model_input(const struct msg_prepare_begin *words, uint32_t t
 void model_input_free(struct model_input *input);
 
 /* The partial in dtype as the kernels give it here, free(). */
-void *model_answer(const struct msg_prepare_begin *words, uint64_t seed, const struct model_input *input, enum msg_dtype dtype, size_t *ret_bytes);
+void *model_answer(const struct msg_prepare_begin *words, uint64_t seed, const struct model_input *input, enum msg_dtype dtype,
+                   size_t *ret_bytes);
 
 #endif

@@ -170,8 +170,7 @@ void process_session(struct process *p, uint64_t session, enum msg_dtype partial
 
 uint64_t process_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input)
 {
-    struct msg_step step = {
-        .session = session, .layer = layer, .tokens = input->tokens, .top_k = input->top_k, .hidden = input->hidden};
+    struct msg_step step = {.session = session, .layer = layer, .tokens = input->tokens, .top_k = input->top_k, .hidden = input->hidden};
     uint8_t *x, *ids, *weights;
     assert_int_equal(msg_step_encode(&p->out.buf, ++p->request, &step, &x, &ids, &weights), 0);
     memcpy(x, input->x, (size_t)input->tokens * input->hidden * 2);

@@ -17,7 +17,7 @@ struct fixture {
     struct wbuf *wbuf;
     struct fills *fills;
     uint64_t request;
-    uint64_t skip;  /* piece to leave out */
+    uint64_t skip; /* piece to leave out */
     uint64_t seen;
     struct msg_prepare_data last;
     uint8_t last_codes[1 << 14];

@@ -399,7 +399,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: test_process FP9-DUCK\n");
         return 2;
     }
-    process_duck = argv[1];
+    process_duck = realpath(argv[1], NULL); /* the ducks start in another directory */
+    if (!process_duck) {
+        perror(argv[1]);
+        return 2;
+    }
     unsetenv("FP9_CPU");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps),        cmocka_unit_test(test_step_refusals),     cmocka_unit_test(test_killed_and_restarted),

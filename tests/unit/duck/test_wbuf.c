@@ -225,20 +225,68 @@ static void seal(struct wbuf_slot *slot)
 {
     slot->finish = wbuf_format_finish(slot);
 }
-static void spoil_magic(struct wbuf_header *h) { h->magic ^= 1; }
-static void spoil_version(struct wbuf_header *h) { h->version++; }
-static void spoil_layout(struct wbuf_header *h) { h->layout_version++; }
-static void spoil_size(struct wbuf_header *h) { h->size /= 2; }
-static void spoil_boot(struct wbuf_header *h) { memset(h->boot_id, 'x', sizeof h->boot_id); }
-static void spoil_finish(struct wbuf_header *h) { h->slots[1].finish ^= 1; }
-static void spoil_layer(struct wbuf_header *h) { h->slots[1].layer ^= 1; }
-static void spoil_state(struct wbuf_header *h) { h->slots[77].state = 9; }
-static void spoil_offset(struct wbuf_header *h) { h->slots[0].offset = UINT64_MAX - 4095; seal(&h->slots[0]); }
-static void spoil_offset_header(struct wbuf_header *h) { h->slots[0].offset = 4096; seal(&h->slots[0]); }
-static void spoil_bytes(struct wbuf_header *h) { h->slots[0].bytes = UINT64_MAX; seal(&h->slots[0]); }
-static void spoil_overlap(struct wbuf_header *h) { h->slots[1].offset = h->slots[0].offset + 4096; seal(&h->slots[1]); }
-static void spoil_geometry(struct wbuf_header *h) { h->slots[1].slice.hidden = UINT32_MAX; seal(&h->slots[1]); }
-static void spoil_experts(struct wbuf_header *h) { h->slots[1].experts = UINT32_MAX; seal(&h->slots[1]); }
+static void spoil_magic(struct wbuf_header *h)
+{
+    h->magic ^= 1;
+}
+static void spoil_version(struct wbuf_header *h)
+{
+    h->version++;
+}
+static void spoil_layout(struct wbuf_header *h)
+{
+    h->layout_version++;
+}
+static void spoil_size(struct wbuf_header *h)
+{
+    h->size /= 2;
+}
+static void spoil_boot(struct wbuf_header *h)
+{
+    memset(h->boot_id, 'x', sizeof h->boot_id);
+}
+static void spoil_finish(struct wbuf_header *h)
+{
+    h->slots[1].finish ^= 1;
+}
+static void spoil_layer(struct wbuf_header *h)
+{
+    h->slots[1].layer ^= 1;
+}
+static void spoil_state(struct wbuf_header *h)
+{
+    h->slots[77].state = 9;
+}
+static void spoil_offset(struct wbuf_header *h)
+{
+    h->slots[0].offset = UINT64_MAX - 4095;
+    seal(&h->slots[0]);
+}
+static void spoil_offset_header(struct wbuf_header *h)
+{
+    h->slots[0].offset = 4096;
+    seal(&h->slots[0]);
+}
+static void spoil_bytes(struct wbuf_header *h)
+{
+    h->slots[0].bytes = UINT64_MAX;
+    seal(&h->slots[0]);
+}
+static void spoil_overlap(struct wbuf_header *h)
+{
+    h->slots[1].offset = h->slots[0].offset + 4096;
+    seal(&h->slots[1]);
+}
+static void spoil_geometry(struct wbuf_header *h)
+{
+    h->slots[1].slice.hidden = UINT32_MAX;
+    seal(&h->slots[1]);
+}
+static void spoil_experts(struct wbuf_header *h)
+{
+    h->slots[1].experts = UINT32_MAX;
+    seal(&h->slots[1]);
+}
 
 static void test_corrupt(void **state)
 {
@@ -338,9 +386,8 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_survives),          cmocka_unit_test(test_reuse_and_capacity),
-        cmocka_unit_test(test_random_allocation), cmocka_unit_test(test_corrupt),
-        cmocka_unit_test(test_fuzz_header),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_survives), cmocka_unit_test(test_reuse_and_capacity), cmocka_unit_test(test_random_allocation),
+        cmocka_unit_test(test_corrupt),  cmocka_unit_test(test_fuzz_header),        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -315,7 +315,8 @@ static void test_dump(void **state)
     assert_non_null(strstr(wire_dump(&frame, text, sizeof text), "BAD STEP frame"));
 }
 
-/* A socket that takes little at a time: everything arrives, in order; then the end of the stream is told, and writing to nobody is no signal. */
+/* A socket that takes little at a time: everything arrives, in order; then the end of the stream is told, and writing to nobody is no
+ * signal. */
 static void test_transport(void **state)
 {
     (void)state;
