@@ -21,8 +21,8 @@ enum kernels_tier {
     KERNELS_AVX2,
 };
 
-/* Chooses the tier for this process: FP9_CPU=ref|avx2 (NULL or "" = the best this CPU has).
- * -EINVAL BAD_REQUEST for an unknown name, -ENOTSUP when this CPU lacks the named tier. Call once, before threads
+/* Chooses the tier for this process: FP9_CPU=ref|avx2|avx512 (NULL or "" = the best this CPU has).
+ * -EINVAL BAD_REQUEST for an unknown name, -ENOTSUP when this CPU or this build (avx512) lacks the named tier. Call once, before threads
  * start; without the call the best tier is used. */
 int kernels_select(const char *forced, struct err *err);
 const char *kernels_tier_name(void); /* "ref", "avx2": what is in use */
@@ -62,8 +62,9 @@ struct kernels_rows {
 void kernels_pack_begin(const struct layout_mlp *layout, uint8_t *expert);
 
 /* Packs into `expert` (layout->expert_bytes, 64-byte aligned). Checks everything it is given:
- * -EINVAL BAD_SHAPE for rows outside the matrix or not aligned to tiles; -EINVAL BAD_CHECKPOINT naming row and column (slice's own numbering,
- * values "row", "column") for a NaN code, or for a scale that is not finite or beyond 2^80. On error the rows are left unwritten. */
+ * -EINVAL BAD_SHAPE for rows outside the matrix or not aligned to tiles; -EINVAL BAD_CHECKPOINT naming row and column (slice's own
+ * numbering, values "row", "column") for a NaN code, or for a scale that is not finite or beyond 2^80.
+ * On error the rows are left unwritten. */
 int kernels_pack(const struct layout_mlp *layout, uint8_t *expert, const struct kernels_rows *rows, struct err *err);
 
 /* The reverse, for checks: the fp9 value (as kernels_fp9_of_e4m3 gives) at row, column of a matrix, and the scale that applies. */

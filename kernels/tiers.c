@@ -73,8 +73,8 @@ int kernels_select(const char *forced, struct err *err)
             if (strcmp(forced, variants[i].name) != 0)
                 continue;
             if (!kernels_tier_available(variants[i].tier))
-                return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "FP9_CPU=%s: this CPU or its operating system lacks %s; unset FP9_CPU or use ref",
-                               forced, forced);
+                return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
+                               "FP9_CPU=%s: this CPU or its operating system lacks %s; unset FP9_CPU or use ref", forced, forced);
             ops = variants[i].ops;
         }
         if (!ops && strcmp(forced, "avx512") == 0)

@@ -25,7 +25,8 @@ struct tiers_run {
 struct tiers_ops {
     const char *name;
 
-    /* README section 2: v' into out[floats] (32-byte aligned), zeros from `count` on; floats is a multiple of 16. Returns e. `in` may be `out`. */
+    /* README section 2: v' into out[floats] (32-byte aligned), zeros from `count` on; floats is a multiple of 16. Returns e.
+     * `in` may be `out`. */
     int (*normalise_bf16)(float *out, uint32_t floats, const uint16_t *in, uint32_t count);
     int (*normalise_f32)(float *out, uint32_t floats, const float *in, uint32_t count);
 
@@ -35,8 +36,8 @@ struct tiers_ops {
     /* Sections 3 and 5: y[row] = fma(weight, r_row, y[row]) for `rows` rows, rows <= 32 * count; y is not touched beyond. */
     void (*down)(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows);
 
-    /* Packs one tile (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is the panel's first
-     * byte, tile 0 or 1. Unused rows and columns become zero. */
+    /* Packs one tile (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is the panel's
+     * first byte, tile 0 or 1. Unused rows and columns become zero. */
     void (*pack_tile)(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
 
     void (*canonical)(float *values, size_t count);

@@ -20,8 +20,8 @@ AVX2_INLINE uint32_t sign_word(__m128i codes)
     return (uint32_t)_mm_movemask_epi8(_mm_shuffle_epi8(codes, reverse));
 }
 
-/* `lanes` has the sixteen rows of a group in the order of the panel's lanes, sixteen columns each. Sixteen by eight pairs are transposed: each
- * vector of the panel is one pair of columns of all lanes. */
+/* `lanes` has the sixteen rows of a group in the order of the panel's lanes, sixteen columns each. Sixteen by eight pairs are transposed:
+ * each vector of the panel is one pair of columns of all lanes. */
 static void store_group(uint8_t *at, uint32_t tile, const __m128i lanes[16])
 {
     for (uint32_t half = 0; half < 2; half++) {

@@ -21,14 +21,16 @@ static int usage(FILE *to, int status)
           "  moe   one token through 8 such experts\n"
           "  (smp and prefill: not in this version)\n"
           "\n"
-          "  --case NxK|NAME   one shape instead of the usual ones; names (mlp, moe): qwen3-30b, qwen3-30b-tp12, qwen3-235b-tp4, v3-tp32, v3-ep\n"
+          "  --case NxK|NAME   one shape instead of the usual ones; names (mlp, moe): qwen3-30b, qwen3-30b-tp12, qwen3-235b-tp4,\n"
+          "                    v3-tp32, v3-ep\n"
           "  --cache hot|cold  the same weights again and again, or a pool of 1 GiB at least (cold)\n"
           "  --threads N       each on its own part of the pool (1)\n"
           "  --variant V       one of the kernels of this build: ref, avx2 (all that this CPU can run)\n"
           "  --json            an array of objects\n"
           "  --version, --help\n"
           "\n"
-          "of_read: bytes of the weights per second / the best pure read of the same bytes. of_limit: weights per second x 1.125 byte / the same.\n"
+          "of_read: bytes of the weights per second / the best pure read of the same bytes.\n"
+          "of_limit: weights per second x 1.125 byte / the same.\n"
           "FP9_CPU=ref|avx2 chooses what counts as chosen. Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n",
           to);
     return status;

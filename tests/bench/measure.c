@@ -98,7 +98,8 @@ static void *worker_run(void *data)
 }
 
 /* Steps per second of all threads together. */
-static double run_all(struct worker *workers, uint32_t count, const struct tiers_ops *ops, const struct bench_reader *reader, uint64_t for_ns)
+static double run_all(struct worker *workers, uint32_t count, const struct tiers_ops *ops, const struct bench_reader *reader,
+                      uint64_t for_ns)
 {
     pthread_t threads[BENCH_THREADS_MAX];
     uint32_t started = 0;

@@ -36,7 +36,8 @@ AVX2 static inline uint64_t fold(__m256i a, __m256i b)
 {
     __m256i sum = _mm256_xor_si256(a, b);
 
-    return (uint64_t)(_mm256_extract_epi64(sum, 0) ^ _mm256_extract_epi64(sum, 1) ^ _mm256_extract_epi64(sum, 2) ^ _mm256_extract_epi64(sum, 3));
+    return (uint64_t)(_mm256_extract_epi64(sum, 0) ^ _mm256_extract_epi64(sum, 1) ^ _mm256_extract_epi64(sum, 2) ^
+                      _mm256_extract_epi64(sum, 3));
 }
 
 AVX2 static uint64_t read_avx2(const uint8_t *data, size_t bytes)

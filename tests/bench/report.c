@@ -34,9 +34,9 @@ static void line(const struct bench_case *what, const struct bench_settings *set
     bool is_chosen = strcmp(result->variant->name, chosen) == 0;
 
     if (!settings->json) {
-        printf("%-16s %-7s%c %-5s %7u %9.3f %8.2f %9.2f %8.3f %8.3f %6.1f%%\n", what->name, result->variant->name, is_chosen ? '*' : ' ', cache,
-               settings->threads, result->gparam_s, result->gb_s, result->read_gb_s, result->of_read, result->of_limit,
-               100.0 * result->spread);
+        printf("%-16s %-7s%c %-5s %7u %9.3f %8.2f %9.2f %8.3f %8.3f %6.1f%%\n", what->name, result->variant->name,
+               is_chosen ? '*' : ' ', cache, settings->threads, result->gparam_s,
+               result->gb_s, result->read_gb_s, result->of_read, result->of_limit, 100.0 * result->spread);
         return;
     }
     printf("%s\n {\"case\": \"%s\", \"variant\": \"%s\", \"chosen\": %s, \"cache\": \"%s\", \"threads\": %u, \"isa\": \"%s\", "

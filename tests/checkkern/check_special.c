@@ -118,7 +118,8 @@ static void check_range(struct check_random *random)
 {
     static const struct {
         float x, scale;
-    } ends[] = {{1e30f, 1e-23f}, {1e-30f, 1e20f}, {0x1p127f, 1e-38f}, {1e-38f, 0x1p80f}, {0x1p-133f, 0x1p80f}, {1.8e19f, 1e-10f}, {1.0f, 0x1p-7f}};
+    } ends[] = {{1e30f, 1e-23f}, {1e-30f, 1e20f}, {0x1p127f, 1e-38f}, {1e-38f, 0x1p80f},
+              {0x1p-133f, 0x1p80f}, {1.8e19f, 1e-10f}, {1.0f, 0x1p-7f}};
     const struct tiers_ops *ops = tiers_variants(&(size_t){0})[0].ops; /* the reference */
     struct layout_mlp layout;
 

@@ -73,7 +73,8 @@ void run_float64(const struct check_layer *layer, const struct run_input *input,
         int32_t id = input->ids[(size_t)token * input->top_k + slot];
 
         if (id >= 0)
-            add_expert(&layer->experts[id], &layer->layout, x, (double)input->weights[(size_t)token * input->top_k + slot], ret_y, ret_bound);
+            add_expert(&layer->experts[id], &layer->layout, x, (double)input->weights[(size_t)token * input->top_k + slot], ret_y,
+                       ret_bound);
     }
     if (input->top_k && layer->layer.shared_layout)
         add_expert(&layer->experts[layer->count - 1], &layer->shared_layout, x, 1.0, ret_y, ret_bound);

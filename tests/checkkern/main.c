@@ -1,5 +1,6 @@
-/* checkkern: every kernel tier of this build that runs on this CPU against the C reference, byte by byte, and the reference against
- * independent arithmetic. Exit 0: all well; 1: a difference; 2: usage; 77: the reference is well, but there was no other tier to compare. */
+/* checkkern: every kernel tier of this build that runs on this CPU against the C reference, byte by byte, and the reference
+ * against independent arithmetic.
+ * Exit 0: all well; 1: a difference; 2: usage; 77: the reference is well, but there was no other tier to compare. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

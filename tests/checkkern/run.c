@@ -36,7 +36,8 @@ void run_forward(const struct check_layer *layer, const struct run_input *input,
     if (input->mxcsr)
         saved = mxcsr_set(input->mxcsr);
     if (input->top_k)
-        kernels_moe(&layer->layer, input->x, input->ids, input->weights, input->tokens, input->top_k, (float *)(void *)y.data, scratch.data);
+        kernels_moe(&layer->layer, input->x, input->ids, input->weights, input->tokens, input->top_k, (float *)(void *)y.data,
+                    scratch.data);
     else
         kernels_dense(&layer->layer, input->x, input->tokens, (float *)(void *)y.data, scratch.data);
     if (input->mxcsr && mxcsr_set(saved) != input->mxcsr)

@@ -83,7 +83,9 @@ static void golden_weights(struct golden *golden)
     for (uint32_t i = 0; i < golden->experts; i++)
         golden_expert(golden, &golden->layout, golden->packed + i * golden->layout.expert_bytes);
     if (golden->shared_neurons) {
-        assert_int_equal(layout_mlp_init(&golden->shared_layout, golden->hidden, golden->begin, golden->shared_neurons, golden->pad_to, NULL), 0);
+        assert_int_equal(layout_mlp_init(&golden->shared_layout, golden->hidden, golden->begin, golden->shared_neurons, golden->pad_to,
+                                         NULL),
+                         0);
         golden->shared_packed = aligned_alloc(64, (size_t)golden->shared_layout.expert_bytes);
         golden_expert(golden, &golden->shared_layout, golden->shared_packed);
     }
