@@ -33,8 +33,13 @@ static void show(struct progress *progress, const json_t *params)
     char left[48] = "";
     if (json_is_number(json_object_get(params, "eta_s")))
         snprintf(left, sizeof left, ", %.0f s left", eta);
-    fprintf(stderr, "%s%s: %s of %s, %s/s%s%s", progress->terminal ? "\r\033[K" : "", phase, done, total, rate, left,
-            progress->terminal ? "" : "\n");
+    /* A phase without bytes of its own is only named. */
+    bool bytes = json_number_value(json_object_get(params, "total_bytes")) > 0.0;
+    fprintf(stderr, "%s%s", progress->terminal ? "\r\033[K" : "", phase);
+    if (bytes)
+        fprintf(stderr, ": %s of %s, %s/s%s", done, total, rate, left);
+    if (!progress->terminal)
+        fputc('\n', stderr);
     progress->open = progress->terminal;
 }
 
