@@ -126,8 +126,9 @@ int conf_check(const struct conf *conf, struct err *err)
         return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
                        "[duck \"%s\"]: this version runs local ducks only (local_ducks in [fleet]); remove the section",
                        conf->ducks[0].name);
-    if (conf->local_memory && conf->local_memory < 1024 * 1024)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at least 1M is needed",
+    /* The header of a weight buffer takes a megabyte and a page of it. */
+    if (conf->local_memory && conf->local_memory < 2 * 1024 * 1024)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at least 2M is needed",
                        (unsigned long long)conf->local_memory);
     return 0;
 }

@@ -267,7 +267,7 @@ void core_duck_pong(struct core *core, uint64_t now, uint32_t duck, uint64_t rtt
 /* ---- events: models and jobs ---- */
 
 int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err);
-/* A model that was registered before fp9d started: loads when ducks are there. */
+/* A model that was registered before fp9d started: loads when ducks are there. After core_start. */
 int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err);
 int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t layer, uint64_t *ret_job, struct err *err);
 /* Takes arch. The checkpoint is only read during the call. */

@@ -66,6 +66,14 @@ static int model_for(struct core *core, const struct core_load_request *request,
     if (r < 0)
         return r;
     struct core_model *model = core_model_find(core, name);
+    if (model && model->state == CORE_MODEL_FAILED && !model->registered && !model->job) {
+        /* It was never ready, so nobody uses it: its name is free for a better checkpoint. */
+        plan_free(model->plan);
+        arch_free(model->arch);
+        free(model->duck_of_rank);
+        *model = (struct core_model){0};
+        model = NULL;
+    }
     if (model && strcmp(model->path, request->path) != 0)
         return err_set(err, -EEXIST, ERR_BAD_REQUEST, "model %s is loaded from %s: unload it or give another --name", name, model->path);
     for (uint32_t i = 0; !model && i < CORE_MODELS_MAX; i++) {

@@ -280,10 +280,12 @@ int head_run(const struct conf *conf, struct err *err)
     if (sd_watchdog_enabled(0, &watchdog_us) > 0)
         head.watchdog_ns = watchdog_us * CLOCK_NS_PER_US / 3;
     int r = build(&head, err);
-    if (r == 0)
-        r = db_each_model(head.db, restore_model, &head, err);
     if (r == 0) {
+        /* Ducks first: models that come back wait for those that are being started, not for those that nobody has asked for. */
         core_start(head.core, clock_now_ns());
+        r = db_each_model(head.db, restore_model, &head, err);
+    }
+    if (r == 0) {
         act_run(&head);
         log_info("main", "fp9d %s serves %s, %u local ducks, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks, kernels_tier_name());
         sd_notify(0, "READY=1\nSTATUS=Serving");
