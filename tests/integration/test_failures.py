@@ -202,7 +202,9 @@ def test_invalidated_cache(make_daemon, reference, tmp_path):
     slots = daemon.ok("cache", "list")["slots"]
     assert len(slots) == 4 * 3 and all(slot["state"] == "finished" and slot["bytes"] > 0 for slot in slots), slots
     freed = daemon.ok("invalidate-cache", "--model", "shakespeare")
-    assert freed["freed_bytes"] == sum(slot["bytes"] for slot in slots) and freed["pending"] == []
+    # The buffer gives room in whole pages.
+    held = sum(slot["bytes"] for slot in slots)
+    assert held <= freed["freed_bytes"] <= held + 4096 * len(slots) and freed["pending"] == []
     assert daemon.ok("cache", "list")["slots"] == []
     assert load(daemon)["cache"] == "miss"
     assert bits(daemon, reference, tmp_path) == before
@@ -210,8 +212,8 @@ def test_invalidated_cache(make_daemon, reference, tmp_path):
 
 
 def test_does_not_fit(make_daemon):
-    """One megabyte a duck is too little: refused with the numbers before anything is sent."""
-    daemon = make_daemon(memory="1M")
+    """The smallest buffer there is is too little: refused with the numbers before anything is sent."""
+    daemon = make_daemon(memory="2M")
     error = daemon.refused("load", MODEL, "--name", "shakespeare", "--tp", 3, "--multiple-of", 64, name="NO_MEMORY")
     assert any(char.isdigit() for char in error["message"])
     assert daemon.ok("cache", "list")["slots"] == []
