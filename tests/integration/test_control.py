@@ -235,7 +235,7 @@ def test_wrong_steps(served, rpc, reference):
         rpc.call("decode", **without(layer=4))
     except RpcError as caught:
         error = caught
-    assert error and error.name in ("NO_SUCH", "BAD_REQUEST") and "4" in error.message, error
+    assert error and error.name in ("NO_SUCH", "BAD_SHAPE") and "layer 4" in error.message, error
     refused(rpc, "decode", "NO_SUCH", ["session"], **without(session=number + 1000))
     refused(rpc, "session.open", "NO_SUCH", ["nobody"], model="nobody", max_tokens=1)
     refused(rpc, "session.open", "BAD_REQUEST", ["max_tokens"], model="shakespeare", max_tokens=0)
