@@ -81,6 +81,37 @@ static void check_mxcsr(const struct check_layer *layer, const struct run_input 
 #endif
 }
 
+/* Section 5 put together here from the experts' own results: ascending ids, equal ids in slot order, empty slots nowhere. */
+static void check_sum(const struct check_layer *layer, const struct inputs *inputs, const struct check_shape *shape)
+{
+    uint32_t hidden = shape->hidden;
+    int32_t last = (int32_t)shape->experts - 1;
+    int32_t ids[5] = {last, 0, last, -1, 0};
+    float weights[5] = {0.7f, -1.3f, 0.011f, 5.0f, 0.3f};
+    static const int folded[4] = {1, 4, 0, 2}; /* slots in the order of the sum */
+    struct run_input input = {.tokens = 1, .top_k = 5, .x = inputs->x, .ids = ids, .weights = weights};
+    float *r[2] = {calloc(hidden, sizeof(float)), calloc(hidden, sizeof(float))};
+    float *y = calloc(hidden, sizeof(float)), *want = calloc(hidden, sizeof(float));
+
+    for (int i = 0; i < 2; i++) {
+        int32_t id = i ? last : 0;
+        float one = 1.0f;
+        struct run_input single = {.tokens = 1, .top_k = 1, .x = inputs->x, .ids = &id, .weights = &one};
+
+        run_forward(layer, &single, "ref", r[i]);
+    }
+    for (uint32_t row = 0; row < hidden; row++)
+        for (int i = 0; i < 4; i++)
+            want[row] = fmaf(weights[folded[i]], r[ids[folded[i]] == last][row], want[row]);
+    run_compared("sum over slots", layer, &input, y);
+    if (memcmp(y, want, hidden * sizeof(float)) != 0)
+        check_fail("routing: slots are not summed by ascending id, equal ids in slot order");
+    free(r[0]);
+    free(r[1]);
+    free(y);
+    free(want);
+}
+
 /* The order of slots in the input does not matter to an id that stands once; an empty slot adds nothing. */
 static void check_routing(const struct check_layer *layer, const struct inputs *inputs, const struct check_shape *shape)
 {
@@ -131,6 +162,8 @@ static void check_shape(const struct check_shape *shape, bool hostile_mxcsr, str
         check_mxcsr(&layer, &input, y);
     if (shape->experts > 1)
         check_routing(&layer, &inputs, shape);
+    if (shape->experts > 1 && !shape->shared_neurons)
+        check_sum(&layer, &inputs, shape);
     if (check_failed != failed)
         printf("     with hidden %u, neurons %u .. %u padded to %u, %u experts, shared %u\n", shape->hidden, shape->begin,
                shape->begin + shape->neurons, shape->pad_to, shape->experts, shape->shared_neurons);
