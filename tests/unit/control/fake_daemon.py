@@ -24,6 +24,7 @@ class FakeDaemon:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)  # a close() alone would leave accept() waiting, and serving one more
         self.listener.close()
 
     def accept(self):

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 
@@ -87,7 +88,9 @@ def test_wrong_usage(args):
 
 def test_no_daemon(tmp_path):
     stale = tmp_path / "stale"
-    FakeDaemon(str(stale), {}).close()
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(stale))
+        gone.listen()
     for path in ("/nonexistent/socket", stale):
         for args in (["status"], ["duck", "list"], ["load", "."], ["job", "wait", "3"], ["bench", "m"]):
             done = run("--json", *args, FP9_SOCKET=str(path))
