@@ -3,8 +3,7 @@
  *
  * Files: those that model.safetensors.index.json names, whatever they are called; without an index all *.safetensors of the directory.
  * A scale may be negative or zero (it multiplies, nothing else); NaN, Inf and sizes beyond 2^80 are refused by tensor and block. Layers
- * from
- * num_hidden_layers on are ignored.
+ * from num_hidden_layers on are ignored.
  *
  * Threads: an open checkpoint is read-only but for checkpoint_read, which one thread at a time may call. */
 #ifndef FP9_MODEL_CHECKPOINT_H
@@ -51,8 +50,7 @@ int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matri
 bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column);
 
 /* Identity of the files without reading weights: SHA-256 over config.json's bytes, and each shard's name, size, header bytes, device,
- * inode, mtime_ns, ctime_ns,
- * and all scales. Two opens of unchanged files agree; any rewrite of a shard changes it. */
+ * inode, mtime_ns, ctime_ns, and all scales. Two opens of unchanged files agree; any rewrite of a shard changes it. */
 void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest[DIGEST_SIZE]);
 
 /* Model key (DESIGN: SHA-256 of layout version, architecture numbers, tp, multiple_of, strategy and source identity). */

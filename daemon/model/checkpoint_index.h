@@ -28,8 +28,7 @@ struct checkpoint_index {
 };
 
 /* Parses the index. BAD_CHECKPOINT, naming `where`, for anything but {"weight_map": {tensor: file, ...}, ...}, for a tensor given twice,
- * and for a
- * file name that is not a plain name within the directory. */
+ * and for a file name that is not a plain name within the directory. */
 int checkpoint_index_parse(const char *text, size_t length, const char *where, struct checkpoint_index **ret_index, struct err *err);
 void checkpoint_index_free(struct checkpoint_index *index);
 CLEANUP_DEFINE(struct checkpoint_index *, checkpoint_index_free);

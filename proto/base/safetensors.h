@@ -2,12 +2,10 @@
  *
  * A file is: u64 little-endian header length N; N bytes of JSON, {"name":{"dtype":"F32","shape":[2,3],"data_offsets":[begin,end]},...,
  * "__metadata__":{string:string}}, perhaps padded with spaces; then the data. data_offsets count from the end of the header. The ranges
- * cover the data
- * without holes or overlaps; tensors may stand in any order and unaligned; shapes [] (one element) and [0] are legal.
+ * cover the data without holes or overlaps; tensors may stand in any order and unaligned; shapes [] (one element) and [0] are legal.
  *
  * Nothing in a file is believed before it is checked, memory grows only with header bytes that were really read, and files are never
- * mapped,
- * so that one that shrinks gives an error and not SIGBUS. Errors are BAD_CHECKPOINT with file, tensor and numbers.
+ * mapped, so that one that shrinks gives an error and not SIGBUS. Errors are BAD_CHECKPOINT with file, tensor and numbers.
  *
  * Threads: an open file belongs to one thread at a time; look-ups alone may come from several. */
 #ifndef FP9_BASE_SAFETENSORS_H

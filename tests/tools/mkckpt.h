@@ -1,8 +1,7 @@
 /* fp9-mkckpt: seeded random checkpoints in the real format, for tests and benches of any size.
  *
  * main (mkckpt.c) reads the options; mkckpt_config.c makes the config.json and the tensor list; mkckpt_random.c fills tensors;
- * mkckpt_write.c writes
- * shards and index. One thread; memory is bounded by one band of 128 rows. */
+ * mkckpt_write.c writes shards and index. One thread; memory is bounded by one band of 128 rows. */
 #ifndef FP9_TOOLS_MKCKPT_H
 #define FP9_TOOLS_MKCKPT_H
 

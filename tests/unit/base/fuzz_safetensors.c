@@ -1,6 +1,5 @@
 /* Mutates a corpus of headers and opens each: whatever the bytes, the reader either refuses with a sentence or gives a table whose every
- * tensor can
- * be read in full. Meant for a build with sanitizers; runs in any. fuzz_safetensors [SEED [ROUNDS]] repeats a run. */
+ * tensor can be read in full. Meant for a build with sanitizers; runs in any. fuzz_safetensors [SEED [ROUNDS]] repeats a run. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
