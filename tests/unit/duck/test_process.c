@@ -199,7 +199,8 @@ static void test_while_kernels_run(void **state)
     uint64_t progress = 0;
     int moved = 0;
     process_send(&p);
-    for (int i = 0; i < 5; i++) {
+    /* A loaded machine may run the kernels late; the counter has all of the step to move in, and STEP_DONE instead of a PONG fails. */
+    while (moved < 3) {
         assert_int_equal(msg_ping_encode(&p.out.buf, WIRE_PING, ++p.request, &ping), 0);
         process_send(&p);
         struct frame frame = process_expect(&p, WIRE_PONG);
@@ -210,7 +211,6 @@ static void test_while_kernels_run(void **state)
         progress = pong.progress;
         poll(NULL, 0, 5);
     }
-    assert_true(moved >= 2);
     struct msg_drop drop = {.all = true};
     assert_int_equal(msg_drop_encode(&p.out.buf, ++p.request, &drop), 0);
     process_step(&p, 1, 1, &input);
