@@ -43,7 +43,7 @@ static void remember(struct head *head, const struct core_model *model, bool for
         memcpy(task->model.path, model->path, sizeof task->model.path);
         task->model.tp = model->plan->tp;
         task->model.multiple_of = model->plan->multiple_of;
-        strncpy(task->model.strategy, plan_strategy_name(model->plan->strategy), sizeof task->model.strategy - 1);
+        snprintf(task->model.strategy, sizeof task->model.strategy, "%s", plan_strategy_name(model->plan->strategy));
         digest_hex(model->key, task->model.model_key);
     }
     worker_submit(head->disk, db_task_run, db_task_done, task);
