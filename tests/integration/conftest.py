@@ -13,10 +13,6 @@ from support.model import MODEL, Reference  # noqa: E402
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "sanitized: also run against sanitized programs")
-
-
 @pytest.fixture(scope="session")
 def build():
     path = os.environ.get("FP9_BUILD") or os.path.join(ROOT, "build")

@@ -273,7 +273,6 @@ def slots_of(daemon):
     return sorted((s["duck"], s["model_key"], s["layer"], s["checksum"]) for s in daemon.ok("cache", "list")["slots"])
 
 
-@pytest.mark.sanitized
 @pytest.mark.parametrize("spoil", BAD, ids=lambda spoil: spoil.__name__)
 def test_refused(daemon, loaded, checkpoint, spoil):
     before = slots_of(daemon)
@@ -287,7 +286,6 @@ def test_refused(daemon, loaded, checkpoint, spoil):
     loaded()
 
 
-@pytest.mark.sanitized
 @pytest.mark.parametrize("spoil", UNSUPPORTED, ids=lambda spoil: spoil.__name__)
 def test_unsupported(daemon, loaded, checkpoint, spoil):
     before = slots_of(daemon)
@@ -365,7 +363,6 @@ def test_a11_unaligned_and_reversed(daemon, loaded, checkpoint, reference, tmp_p
     assert bits_of(daemon, checkpoint, reference, tmp_path) == good_bits
 
 
-@pytest.mark.sanitized
 def test_a17_scale_types(daemon, loaded, checkpoint, reference, tmp_path, good_bits):
     """The same scales as F32 give the same bits; F16 can hold them only where they are in its range, so there ones are used."""
     def to_f32(tensors):

@@ -51,7 +51,6 @@ def raw(served, data):
     return message
 
 
-@pytest.mark.sanitized
 @pytest.mark.parametrize("data", [b"[" * 100_000 + b"\n", b'{"a":' * 5000 + b"\n", b"nonsense\n", b"{}\n", b"[]\n", b'"x"\n',
                                   b"\xff\xfe\n", b"\0\n",
                                   b'{"jsonrpc":"2.0","id":1,"method":"nonsense"}\n', b'{"jsonrpc":"2.0","id":1,"method":1}\n',
@@ -67,7 +66,6 @@ def test_e01_e04_bad_lines(served, data):
     assert message["error"]["message"] and isinstance(message["error"]["code"], int)
 
 
-@pytest.mark.sanitized
 @pytest.mark.parametrize("value", ["9223372036854775808", "1e999", "4294967297", "1.5", "-1", "0", '"8"', "null", "true", "[]"])
 def test_e02_numbers(served, value):
     line = '{"jsonrpc":"2.0","id":7,"method":"plan","params":{"path":"%s","tp":%s}}\n' % (MODEL, value)
@@ -93,7 +91,6 @@ def test_line_without_end(served):
     assert served.ok("status")["state"] == "ready"
 
 
-@pytest.mark.sanitized
 def test_e07_clients_that_do_not_wait(served):
     before = len(os.listdir(f"/proc/{served.process.pid}/fd"))
     request = b'{"jsonrpc":"2.0","id":1,"method":"status","params":{}}\n'
@@ -118,7 +115,6 @@ def test_e09_any_pieces(served):
         assert sorted(one.read_message()["id"] for _ in range(30)) == list(range(10, 40))
 
 
-@pytest.mark.sanitized
 def test_e13_descriptors_from_clients(served):
     """Descriptors that nobody asked for are closed, on good and bad requests."""
     before = len(os.listdir(f"/proc/{served.process.pid}/fd"))
@@ -131,7 +127,6 @@ def test_e13_descriptors_from_clients(served):
         assert len(os.listdir(f"/proc/{served.process.pid}/fd")) <= before + 2
 
 
-@pytest.mark.sanitized
 def test_e11_arena_is_sealed(served, rpc, reference):
     """Nobody can take the memory away under fp9d's feet."""
     session = Session(rpc, "shakespeare", 4)
@@ -178,7 +173,6 @@ def test_scribbling_client(served, reference):
     assert all(d["state"] == "up" for d in served.ok("duck", "list")["ducks"])
 
 
-@pytest.mark.sanitized
 def test_expert_ids(served, rpc, reference):
     session = Session(rpc, "shakespeare", 4, output_dtype="f32", partials="f32")
     x, ids, weights = reference.inputs(2, 4)

@@ -29,7 +29,6 @@ def wait_ready(daemon, seconds=20):
     daemon.wait_for("everything to be ready again", ready, seconds)
 
 
-@pytest.mark.sanitized
 def test_duck_killed_during_decode(make_daemon, reference, tmp_path):
     """Every duck in turn, in a loop of decodes: the step fails by name, fp9d lives, the duck is back with the same bits."""
     daemon = make_daemon()
@@ -111,7 +110,6 @@ def test_silent_duck_is_lost(make_daemon, reference, tmp_path):
     assert bits(daemon, reference, tmp_path) == before
 
 
-@pytest.mark.sanitized
 def test_duck_killed_during_load(make_daemon, build, reference, tmp_path):
     big = make_checkpoint(build, str(tmp_path / "big"), seed=2)
     daemon = make_daemon(fleet="heartbeat_s = 60")
@@ -134,7 +132,6 @@ def test_duck_killed_during_load(make_daemon, build, reference, tmp_path):
     assert bits(daemon, reference, tmp_path) == before
 
 
-@pytest.mark.sanitized
 def test_sigterm_during_load(make_daemon, build, tmp_path):
     """With one duck stopped the load can never end; fp9d ends all the same, with status 0 and nobody left."""
     big = make_checkpoint(build, str(tmp_path / "big"), seed=2)
@@ -162,7 +159,6 @@ def test_load_cancelled(make_daemon, build, reference, tmp_path):
     assert bits(daemon, reference, tmp_path) == before
 
 
-@pytest.mark.sanitized
 def test_kill_9_and_start_again(make_daemon, reference, tmp_path):
     """A stale socket is taken over; registered models come back by themselves; the orphaned ducks are gone."""
     daemon = make_daemon()
@@ -191,7 +187,6 @@ def test_restart_keeps_models(make_daemon, reference, tmp_path):
     assert bits(daemon, reference, tmp_path) == before
 
 
-@pytest.mark.sanitized
 def test_invalidated_cache(make_daemon, reference, tmp_path):
     daemon = make_daemon()
     first = load(daemon)

@@ -46,7 +46,6 @@ def test_reference(six, reference, tmp_path, tp, multiple_of):
             assert error < F32_BOUND, f"{kind} of layer {layer} in f32: {error:.3g}"
 
 
-@pytest.mark.sanitized
 def test_reference_tp3(daemon, reference, tmp_path):
     load(daemon, 3, 64)
     for layer in range(LAYERS):
@@ -55,7 +54,6 @@ def test_reference_tp3(daemon, reference, tmp_path):
             assert reference.relative_l2(layer, values) < F32_BOUND
 
 
-@pytest.mark.sanitized
 def test_same_bits_however_run(make_daemon, build, reference, tmp_path):
     """Repeat, decode and prefill, one-shot and persistent, ref and AVX2, another model in between."""
     other = make_checkpoint(build, str(tmp_path / "other"), seed=3)
@@ -90,7 +88,6 @@ def has_avx2():
         return " avx2 " in file.read()
 
 
-@pytest.mark.sanitized
 def test_persistent_judge_off_gives_the_same_bits(make_daemon, reference, tmp_path):
     bits = []
     for more in ({}, {"fleet": "persistent_judge = no"}, {"env": {"FP9_PERSISTENT_JUDGE": "0"}}):

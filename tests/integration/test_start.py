@@ -61,7 +61,6 @@ def test_check_config_starts_nothing(make_daemon):
     assert not os.path.exists(daemon.socket)
 
 
-@pytest.mark.sanitized
 def test_socket_in_use(make_daemon):
     first = make_daemon(ducks=1)
     second = make_daemon(start=False)
