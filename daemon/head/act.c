@@ -80,7 +80,8 @@ static void job_changed(struct head *head, uint64_t id)
         const struct core_model *model = &head->core->models[job->model];
         if (job->state == CORE_JOB_DONE)
             log_info("job", "%llu: %s of %s done: cache %s (%s), %llu bytes read, %llu sent", (unsigned long long)id, job->kind,
-                     job->model_name, model->cache, model->reason, (unsigned long long)job->read_bytes, (unsigned long long)job->sent_bytes);
+                     job->model_name, model->cache, model->reason, (unsigned long long)job->read_bytes,
+                     (unsigned long long)job->sent_bytes);
         else
             log_warning("job", "%llu: %s of %s %s: %s", (unsigned long long)id, job->kind, job->model_name, core_job_state_text(job->state),
                         job->err.message);

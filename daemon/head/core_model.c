@@ -278,7 +278,8 @@ static int make_plan(const struct core *core, const struct core_model *model, co
     return plan_make(arch, &request, ret_plan, err);
 }
 
-/* Everything is worked out on a copy of the model and taken over only when all of it holds, so a refused load leaves a loaded model as it was. */
+/* Everything is worked out on a copy of the model and taken over only when all of it holds, so that a refused load leaves a loaded
+ * model as it was. */
 static int plan_load(struct core *core, uint64_t now, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint,
                      struct err *err)
 {

@@ -19,8 +19,8 @@ struct db_model {
     char model_key[65];       /* hex */
 };
 
-/* Opens DIR/fp9d.db, takes the directory's lock, brings the schema up to date. A file that is no database, or a damaged one, is set aside as
- * fp9d.db.damaged-N and a new one begun; *ret_set_aside (caller frees) names it then, else NULL. */
+/* Opens DIR/fp9d.db, takes the directory's lock, brings the schema up to date. A file that is no database, or a damaged one, is set aside
+ * as fp9d.db.damaged-N and a new one begun; *ret_set_aside (caller frees) names it then, else NULL. */
 int db_open(const char *dir, struct db **ret_db, char **ret_set_aside, struct err *err);
 void db_close(struct db *db);
 CLEANUP_DEFINE(struct db *, db_close);

@@ -287,7 +287,8 @@ int head_run(const struct conf *conf, struct err *err)
     }
     if (r == 0) {
         act_run(&head);
-        log_info("main", "fp9d %s serves %s, %u local ducks, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks, kernels_tier_name());
+        log_info("main", "fp9d %s serves %s, %u local ducks, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks,
+                 kernels_tier_name());
         sd_notify(0, "READY=1\nSTATUS=Serving");
         r = loop_run(head.loop, err);
     }

@@ -1,4 +1,5 @@
-/* Streams the missing slots of a job: reads each matrix in large pieces, slices it by rank, frames it, and keeps only so many bytes on the way.
+/* Streams the missing slots of a job: reads each matrix in large pieces, slices it by rank, frames it, and keeps only so many bytes
+ * on the way.
  *
  * Made on the loop's thread from what the core knows; run on the bulk worker; frames are handed to the peers on the loop. */
 #ifndef FP9_HEAD_LOAD_STREAM_H
@@ -12,7 +13,8 @@ struct load_stream;
 struct load_stream *load_stream_new(struct head *head, const struct core_job *job, const struct core_model *model);
 void load_stream_free(struct load_stream *stream);
 
-/* Bulk worker: returns when everything is handed over, on an error, or soon after a cancel (-ECANCELED). Slots begun and not ended are aborted. */
+/* Bulk worker: returns when everything is handed over, on an error, or soon after a cancel (-ECANCELED). Slots begun and not ended are
+ * aborted. */
 int load_stream_run(struct load_stream *stream, struct checkpoint *checkpoint, struct err *err);
 
 /* Any thread. */

@@ -16,8 +16,8 @@ int local_make_buffer(const char *name, uint64_t bytes, int *ret_fd, struct err 
 /* What each of `ducks` gets when nothing is said: four fifths of RAM, shared. */
 uint64_t local_default_memory(uint32_t ducks);
 
-/* The CPUs of duck `index` of `ducks` as a list ("0,4"): `list` (or, when empty, the CPUs this process may use) is dealt out; with fewer CPUs
- * than ducks everyone gets all, and nobody is pinned to a shared one. */
+/* The CPUs of duck `index` of `ducks` as a list ("0,4"): `list` (or, when empty, the CPUs this process may use) is dealt out; with fewer
+ * CPUs than ducks everyone gets all, and nobody is pinned to a shared one. */
 int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, struct err *err);
 
 /* Starts the child: *ret_link is our end of its link (nonblocking), *ret_pidfd becomes readable when it ends. */

@@ -30,7 +30,8 @@ CLEANUP_DEFINE(struct loop_io *, loop_io_free);
 int loop_every(struct loop *loop, uint64_t interval_ns, loop_fn fn, void *user, struct err *err);
 int loop_on_signal(struct loop *loop, int signal_number, loop_fn fn, void *user, struct err *err);
 
-/* Any thread: fn(user) runs on the loop's thread, in the order of the posts. Aborts when out of memory: a lost completion would hang a job. */
+/* Any thread: fn(user) runs on the loop's thread, in the order of the posts. Aborts when out of memory: a lost completion would
+ * hang a job. */
 void loop_post(struct loop *loop, loop_fn fn, void *user);
 
 int loop_run(struct loop *loop, struct err *err);

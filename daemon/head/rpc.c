@@ -31,7 +31,8 @@ static const struct {
 static int handle(const struct call *call, const struct schema_method *method, json_t **ret_result, struct err *err)
 {
     if (json_is_null(call->id))
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "method %s: a request needs an id, nothing here is answered by silence", method->name);
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "method %s: a request needs an id, nothing here is answered by silence",
+                       method->name);
     if (method->admin && !control_client_is_admin(call->head->control, call->client)) {
         err_set(err, -EPERM, ERR_DENIED, "method %s: is for root, fp9d's own user and members of admin_group", method->name);
         err_value_str(err, "method", method->name);

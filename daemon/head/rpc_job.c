@@ -7,8 +7,8 @@
 
 static json_t *job_json(const struct core_job *job)
 {
-    json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:o, s:o}", "id", (json_int_t)job->id, "kind", job->kind, "model", job->model_name, "state",
-                             core_job_state_text(job->state), "progress", rpc_real(core_job_progress(job)), "error",
+    json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:o, s:o}", "id", (json_int_t)job->id, "kind", job->kind, "model", job->model_name,
+                             "state", core_job_state_text(job->state), "progress", rpc_real(core_job_progress(job)), "error",
                              job->err.code ? rpc_error_json(&job->err) : json_null());
     json_object_set_new(json, "layer", job->layer == CORE_NONE ? json_null() : json_integer(job->layer));
     return json;

@@ -11,8 +11,8 @@ static json_t *model_json(const struct core_model *model)
     if (model->plan)
         digest_hex(model->key, key);
     json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "name", model->name, "path", model->path, "family",
-                             model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key", key,
-                             "cache", model->cache);
+                             model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key",
+                             key, "cache", model->cache);
     json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : 0));
     json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : 0));
     json_object_set_new(json, "strategy", json_string(model->plan ? plan_strategy_name(model->plan->strategy) : ""));

@@ -185,7 +185,8 @@ static int take_step(const struct call *call, struct session *session, bool pref
     struct core *core = call->head->core;
     const struct core_session *core_session = core_session_find(core, session->id);
     const struct core_model *model = &core->models[core_session->model];
-    uint32_t tokens = (uint32_t)rpc_param_int(call->params, "tokens", 0), layer = (uint32_t)rpc_param_int(call->params, "layer", 0), top_k = 0;
+    uint32_t tokens = (uint32_t)rpc_param_int(call->params, "tokens", 0), layer = (uint32_t)rpc_param_int(call->params, "layer", 0),
+             top_k = 0;
     if (session->step_id)
         return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": a step of it is running; one at a time", session->id);
     if (core_session->err.code) {

@@ -106,7 +106,9 @@ static void notify(struct head *head, struct waiter *waiter, const struct core_j
     double seconds = job->started_ns && now > job->started_ns ? (double)(now - job->started_ns) / 1e9 : 0;
     double rate = seconds > 0 ? (double)job->read_bytes / seconds : 0;
     uint64_t left = job->total_bytes > job->read_bytes ? job->total_bytes - job->read_bytes : 0;
-    const char *phase = job->phase == CORE_PHASE_OPEN ? "open" : job->phase == CORE_PHASE_PREPARE ? "prepare" : core_job_state_text(job->state);
+    const char *phase = job->phase == CORE_PHASE_OPEN      ? "open"
+                        : job->phase == CORE_PHASE_PREPARE ? "prepare"
+                                                           : core_job_state_text(job->state);
     control_notify(head->control, waiter->client, "job.progress",
                    json_pack("{s:I, s:s, s:I, s:I, s:o, s:o}", "job", (json_int_t)job->id, "phase", phase, "done_bytes",
                              (json_int_t)job->read_bytes, "total_bytes", (json_int_t)job->total_bytes, "rate", rpc_real(rate), "eta_s",

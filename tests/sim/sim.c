@@ -42,7 +42,8 @@ static void send_slot(struct sim *sim, const struct core_job *job, size_t i)
     };
     memcpy(slot.model_key, model->key, DIGEST_SIZE);
     size_t at = 0;
-    while (at < duck->slot_count && !(duck->slots[at].layer == layer && memcmp(duck->slots[at].model_key, slot.model_key, DIGEST_SIZE) == 0))
+    while (at < duck->slot_count &&
+           !(duck->slots[at].layer == layer && memcmp(duck->slots[at].model_key, slot.model_key, DIGEST_SIZE) == 0))
         at++;
     assert_true(at < SIM_SLOTS_MAX);
     duck->slots[at] = slot;
