@@ -118,11 +118,11 @@ static void finish_stop(struct head *head, uint64_t now)
 {
     if (!head->stopping)
         return;
-    bool impatient = now - head->stop_ns > HEAD_STOP_PATIENCE;
-    if (impatient || !load_busy(head))
+    bool impatient = now - head->stop_ns > HEAD_STOP_PATIENCE, idle = worker_idle(head->disk) && worker_idle(head->bulk);
+    if (impatient || idle)
         for (uint32_t i = 0; i < head->core->duck_count; i++)
             peer_stop(head->peers[i]); /* drops their queued frames, so that a stream that waits for them ends */
-    if (!load_busy(head))
+    if (idle)
         loop_stop(head->loop);
 }
 

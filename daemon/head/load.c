@@ -141,14 +141,6 @@ void load_tick(struct head *head)
     }
 }
 
-bool load_busy(const struct head *head)
-{
-    for (const struct load *load = head->loads; load; load = load->next)
-        if (load->opening || load->streaming)
-            return true;
-    return false;
-}
-
 void load_free_all(struct head *head)
 {
     while (head->loads) {

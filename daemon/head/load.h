@@ -14,8 +14,6 @@ void load_cancel(struct head *head, uint64_t job);
 void load_forget(struct head *head, uint64_t job);
 /* A few times a second: tells the core how far each stream is. */
 void load_tick(struct head *head);
-/* True while a stream or an open is under way. */
-bool load_busy(const struct head *head);
 /* At the end, when the workers have stopped. */
 void load_free_all(struct head *head);
 

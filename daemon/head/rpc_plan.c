@@ -54,6 +54,10 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan)
     json_object_set_new(json, "rebuild_send_bytes", json_integer((json_int_t)plan->rebuild_send_bytes));
     json_object_set_new(json, "predicted_tokens_per_second", rpc_real(plan->predicted_tokens_per_second));
     json_object_set_new(json, "explanation", json_string(plan->explanation));
+    json_object_set_new(json, "loadable", json_boolean(arch->quantized));
+    if (!arch->quantized)
+        json_object_set_new(json, "note", json_string("config.json has no quantization_config: this is the plan of its 128x128-block FP8 "
+                                                      "conversion; the checkpoint as it is cannot be loaded"));
     return json;
 }
 
@@ -61,7 +65,7 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan)
 static void planning_run(void *user)
 {
     struct planning *planning = user;
-    if (arch_read(planning->path, &planning->arch, &planning->err) == 0)
+    if (arch_read_for_plan(planning->path, &planning->arch, &planning->err) == 0)
         plan_make(planning->arch, &planning->request, &planning->plan, &planning->err);
 }
 

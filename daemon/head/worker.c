@@ -8,12 +8,14 @@
 
 struct item {
     struct item *next;
+    struct worker *worker;
     loop_fn run, done;
     void *task;
 };
 
 struct worker {
     struct loop *loop;
+    size_t pending; /* submitted and not done; the loop thread's */
     pthread_t thread;
     bool started;
     pthread_mutex_t lock; /* guards the rest */
@@ -21,6 +23,15 @@ struct worker {
     struct item *first, **last;
     bool stop;
 };
+
+/* Loop thread. */
+static void item_done(void *user)
+{
+    struct item *item = user;
+    item->worker->pending--;
+    item->done(item->task);
+    free(item);
+}
 
 static void *worker_main(void *user)
 {
@@ -39,9 +50,7 @@ static void *worker_main(void *user)
         if (!item)
             return NULL;
         item->run(item->task);
-        if (item->done)
-            loop_post(worker->loop, item->done, item->task);
-        free(item);
+        loop_post(worker->loop, item_done, item);
     }
 }
 
@@ -94,10 +103,16 @@ void worker_submit(struct worker *worker, loop_fn run, loop_fn done, void *task)
     struct item *item = malloc(sizeof *item);
     if (!item)
         abort(); /* a lost task would hang a job */
-    *item = (struct item){.run = run, .done = done, .task = task};
+    *item = (struct item){.worker = worker, .run = run, .done = done, .task = task};
+    worker->pending++;
     pthread_mutex_lock(&worker->lock);
     *worker->last = item;
     worker->last = &item->next;
     pthread_cond_signal(&worker->more);
     pthread_mutex_unlock(&worker->lock);
+}
+
+bool worker_idle(const struct worker *worker)
+{
+    return !worker->pending;
 }

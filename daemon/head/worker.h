@@ -7,11 +7,13 @@
 struct worker;
 
 int worker_new(struct loop *loop, const char *thread_name, struct worker **ret_worker, struct err *err);
-/* Waits for the task that runs; tasks still queued get their `done` never. Returns NULL-safe. */
+/* Waits for the task that runs. Call it when worker_idle() is true: tasks that are still queued are dropped, with what they own. */
 void worker_free(struct worker *worker);
 CLEANUP_DEFINE(struct worker *, worker_free);
 
-/* run(task) on the worker's thread, tasks in order; then done(task) on the loop's (done may be NULL). Loop thread only. */
+/* run(task) on the worker's thread, tasks in order; then done(task) on the loop's. Loop thread only. */
 void worker_submit(struct worker *worker, loop_fn run, loop_fn done, void *task);
+/* Every task's `done` has been called. Loop thread only. */
+bool worker_idle(const struct worker *worker);
 
 #endif

@@ -127,7 +127,14 @@ static int fill(const json_t *config, const char *where, struct arch *arch, stru
     return 0;
 }
 
-static int parse(const char *text, size_t length, const char *where, bool quantized, struct arch **ret_arch, struct err *err)
+/* What to make of quantization_config. */
+enum quantized {
+    QUANTIZED_MUST,   /* 128x128-block FP8 or nothing */
+    QUANTIZED_IF_ANY, /* likewise, but it may be absent: the shape of a BF16 original is that of its FP8 conversion */
+    QUANTIZED_ANY,
+};
+
+static int parse(const char *text, size_t length, const char *where, enum quantized quantized, struct arch **ret_arch, struct err *err)
 {
     if (length > ARCH_CONFIG_BYTES_MAX)
         return err_set(err, -EFBIG, ERR_BAD_CHECKPOINT, "%s has %zu bytes, the limit is %u", where, length, ARCH_CONFIG_BYTES_MAX);
@@ -143,7 +150,8 @@ static int parse(const char *text, size_t length, const char *where, bool quanti
     int r = find_family(config, where, &arch->family, err);
     if (r < 0)
         return r;
-    if (quantized) {
+    arch->quantized = arch_quant_present(config);
+    if (quantized == QUANTIZED_MUST || (quantized == QUANTIZED_IF_ANY && arch->quantized)) {
         r = arch_quant_check(config, where, err);
         if (r < 0)
             return r;
@@ -157,15 +165,15 @@ static int parse(const char *text, size_t length, const char *where, bool quanti
 
 int arch_parse(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err)
 {
-    return parse(text, length, where, true, ret_arch, err);
+    return parse(text, length, where, QUANTIZED_MUST, ret_arch, err);
 }
 
 int arch_parse_shape(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err)
 {
-    return parse(text, length, where, false, ret_arch, err);
+    return parse(text, length, where, QUANTIZED_ANY, ret_arch, err);
 }
 
-int arch_read(const char *dir, struct arch **ret_arch, struct err *err)
+static int read_config(const char *dir, enum quantized quantized, struct arch **ret_arch, struct err *err)
 {
     _cleanup_(freep) char *path = NULL;
     if (asprintf(&path, "%s/config.json", dir) < 0) {
@@ -176,9 +184,19 @@ int arch_read(const char *dir, struct arch **ret_arch, struct err *err)
     int r = text_file_read(path, ARCH_CONFIG_BYTES_MAX, &text, err);
     if (r < 0)
         return r;
-    r = arch_parse((const char *)text.data, text.length, path, ret_arch, err);
+    r = parse((const char *)text.data, text.length, path, quantized, ret_arch, err);
     buf_release(&text);
     return r;
+}
+
+int arch_read(const char *dir, struct arch **ret_arch, struct err *err)
+{
+    return read_config(dir, QUANTIZED_MUST, ret_arch, err);
+}
+
+int arch_read_for_plan(const char *dir, struct arch **ret_arch, struct err *err)
+{
+    return read_config(dir, QUANTIZED_IF_ANY, ret_arch, err);
 }
 
 void arch_free(struct arch *arch)

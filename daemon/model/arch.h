@@ -26,6 +26,7 @@ struct arch {
     uint32_t experts;            /* routed, per MoE layer */
     uint32_t top_k;              /* experts per token, from the config */
     uint32_t shared_intermediate; /* 0: no shared expert */
+    bool quantized;              /* config.json has a quantization_config (checked, unless arch_parse_shape read it) */
     bool layer_is_moe[ARCH_LAYERS_MAX];
 };
 
@@ -35,6 +36,9 @@ struct arch {
 /* Reads DIR/config.json. UNSUPPORTED_MODEL (naming model_type, quant_method, ... and what is supported) for what is not a known family
  * in 128x128-block FP8; BAD_CHECKPOINT for a config that lacks a key (lists the keys looked for) or has a wrong type or range. */
 int arch_read(const char *dir, struct arch **ret_arch, struct err *err);
+/* As arch_read, but a config without any quantization_config is taken too (arch->quantized tells): a plan can be made for the FP8 conversion of
+ * a BF16 model; loading it is refused all the same. */
+int arch_read_for_plan(const char *dir, struct arch **ret_arch, struct err *err);
 /* The same from text; `where` names it in messages. */
 int arch_parse(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);
 /* As arch_parse without looking at quantization_config: for fp9-mkckpt, which makes FP8 checkpoints of any config. */

@@ -15,6 +15,11 @@ static const json_t *quantization(const json_t *config)
     return quant && !json_is_null(quant) ? quant : NULL;
 }
 
+bool arch_quant_present(const json_t *config)
+{
+    return quantization(config) != NULL;
+}
+
 static const char *text_of(const json_t *object, const char *key)
 {
     const char *text = json_string_value(json_object_get(object, key));

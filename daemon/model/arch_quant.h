@@ -3,9 +3,11 @@
 #define FP9_MODEL_ARCH_QUANT_H
 
 #include <jansson.h>
+#include <stdbool.h>
 
 #include "proto/base/err.h"
 
+bool arch_quant_present(const json_t *config);
 /* UNSUPPORTED_MODEL naming what the weights are instead. modules_to_not_convert is not looked at: each tensor's header says what it is. */
 int arch_quant_check(const json_t *config, const char *where, struct err *err);
 /* "compressed-tensors pack-quantized", "fp8", "none": for messages. Returns `text`. */
