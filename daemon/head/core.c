@@ -1,5 +1,5 @@
 /* PURE. Life and death of the core, its action queue, names of states. */
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 
 #include <errno.h>
 #include <stdlib.h>

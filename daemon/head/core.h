@@ -261,6 +261,8 @@ void core_stop(struct core *core, uint64_t now); /* running loads are cancelled,
 void core_duck_up(struct core *core, uint64_t now, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots,
                   size_t slot_count);
 void core_duck_lost(struct core *core, uint64_t now, uint32_t duck, const char *reason);
+/* Its link is up and what comes over it makes no sense: it is killed and started again. */
+void core_duck_broken(struct core *core, uint64_t now, uint32_t duck, const char *reason);
 void core_duck_heard(struct core *core, uint64_t now, uint32_t duck);
 void core_duck_pong(struct core *core, uint64_t now, uint32_t duck, uint64_t rtt_ns);
 
@@ -325,22 +327,5 @@ const char *core_duck_state_text(enum core_duck_state state);
 const char *core_model_state_text(enum core_model_state state);
 const char *core_job_state_text(enum core_job_state state);
 double core_job_progress(const struct core_job *job); /* 0 .. 1 */
-
-/* ---- between core*.c only ---- */
-
-void core_push(struct core *core, enum core_action_type type, uint32_t duck, uint64_t id);
-void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck);
-void core_model_reconcile(struct core *core, uint64_t now, uint32_t model);
-void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck);
-void core_session_model_ready(struct core *core, uint32_t model);
-void core_job_start_queued(struct core *core);
-void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err);
-int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
-const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
-bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
-int core_assign(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t tp, uint32_t *ret_duck_of_rank, struct err *err);
-void core_session_model_gone(struct core *core, uint64_t now, uint32_t model, const struct err *err);
-void core_drop_duck_lost(struct core *core, uint32_t duck);
-void core_err_duck_lost(const struct core *core, uint32_t duck, const char *phase, uint32_t layer, struct err *err);
 
 #endif

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 
 struct core_drop *core_drop_find(struct core *core, uint64_t id)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 #include "proto/base/clock.h"
 
 #define FLEET_BACKOFF_FIRST (200 * CLOCK_NS_PER_MS)
@@ -56,8 +56,7 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t index, const struct 
     struct core_duck *duck = &core->ducks[index];
     struct msg_slot *copy = slot_count ? malloc(slot_count * sizeof *copy) : NULL;
     if (slot_count && !copy) {
-        core_push(core, CORE_ACT_STOP_DUCK, index, 0);
-        core_duck_lost(core, now, index, "out of memory for its list of slots");
+        core_duck_broken(core, now, index, "out of memory for its list of slots");
         return;
     }
     if (slot_count)
@@ -99,6 +98,12 @@ void core_duck_lost(struct core *core, uint64_t now, uint32_t index, const char 
     core_job_start_queued(core);
 }
 
+void core_duck_broken(struct core *core, uint64_t now, uint32_t duck, const char *reason)
+{
+    core_push(core, CORE_ACT_STOP_DUCK, duck, 0);
+    core_duck_lost(core, now, duck, reason);
+}
+
 void core_duck_heard(struct core *core, uint64_t now, uint32_t duck)
 {
     core->ducks[duck].heard_ns = now;
@@ -122,15 +127,13 @@ static void tick(struct core *core, uint64_t now, uint32_t index)
     case CORE_DUCK_CONNECTING:
         if (now - duck->state_since_ns < core->conf.start_timeout_ns)
             break;
-        core_push(core, CORE_ACT_STOP_DUCK, index, 0);
         snprintf(reason, sizeof reason, "did not answer within %.0f s of its start", (double)core->conf.start_timeout_ns / 1e9);
-        core_duck_lost(core, now, index, reason);
+        core_duck_broken(core, now, index, reason);
         break;
     case CORE_DUCK_UP:
         if (now - duck->heard_ns > FLEET_SILENT_HEARTBEATS * core->conf.heartbeat_ns) {
-            core_push(core, CORE_ACT_STOP_DUCK, index, 0);
             snprintf(reason, sizeof reason, "silent for %.1f s", (double)(now - duck->heard_ns) / 1e9);
-            core_duck_lost(core, now, index, reason);
+            core_duck_broken(core, now, index, reason);
         } else if (now - duck->pinged_ns >= core->conf.heartbeat_ns) {
             duck->pinged_ns = now;
             core_push(core, CORE_ACT_PING, index, 0);

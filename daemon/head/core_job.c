@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 
 bool core_job_over(const struct core_job *job)
 {

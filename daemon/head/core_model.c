@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 
 struct core_model *core_model_find(struct core *core, const char *name)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 #include "kernels/kernels.h"
 
 struct core_session *core_session_find(struct core *core, uint64_t id)

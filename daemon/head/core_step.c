@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "daemon/head/core.h"
+#include "daemon/head/core_parts.h"
 #include "kernels/kernels.h"
 
 static int check(const struct core *core, const struct core_session *session, uint32_t layer, uint32_t tokens, uint32_t top_k,

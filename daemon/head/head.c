@@ -13,6 +13,7 @@
 #include "daemon/head/db.h"
 #include "daemon/head/head_run.h"
 #include "daemon/head/load.h"
+#include "daemon/head/load_stream.h"
 #include "daemon/head/local.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
@@ -49,8 +50,8 @@ static void duck_fail(struct head *head, uint64_t now, uint32_t duck, const stru
     struct err theirs = {0}, err = {0};
     if (msg_fail_decode(frame, &theirs, &err) < 0)
         theirs = err;
-    if (load_is_request(frame->request))
-        core_slot_failed(head->core, now, duck, load_job_of_request(frame->request), &theirs);
+    if (load_stream_is_request(frame->request))
+        core_slot_failed(head->core, now, duck, load_stream_job_of(frame->request), &theirs);
     else if (core_session_find(head->core, frame->request))
         core_session_failed(head->core, now, duck, frame->request, &theirs);
     else if (core_drop_find(head->core, frame->request))
@@ -106,8 +107,7 @@ static void duck_frame(void *user, uint32_t duck, const struct frame *frame)
     core_duck_heard(head->core, now, duck);
     if (take_frame(head, now, duck, frame, &err) < 0) {
         log_warning("duck", "%s: %s", head->core->ducks[duck].name, err.message);
-        core_push(head->core, CORE_ACT_STOP_DUCK, duck, 0);
-        core_duck_lost(head->core, now, duck, err.message);
+        core_duck_broken(head->core, now, duck, err.message);
     }
     act_run(head);
 }

@@ -17,20 +17,4 @@ void load_tick(struct head *head);
 /* At the end, when the workers have stopped. */
 void load_free_all(struct head *head);
 
-/* The PREPARE request ids of a job's slots. Bit 63 keeps them apart from the core's own numbers. */
-#define LOAD_REQUEST_BIT (UINT64_C(1) << 63)
-#define LOAD_REQUEST_SHIFT 20 /* a job has at most ARCH_LAYERS_MAX * PLAN_TP_MAX slots */
-static inline uint64_t load_request(uint64_t job, uint64_t slot)
-{
-    return LOAD_REQUEST_BIT | job << LOAD_REQUEST_SHIFT | slot;
-}
-static inline bool load_is_request(uint64_t request)
-{
-    return request & LOAD_REQUEST_BIT;
-}
-static inline uint64_t load_job_of_request(uint64_t request)
-{
-    return (request & ~LOAD_REQUEST_BIT) >> LOAD_REQUEST_SHIFT;
-}
-
 #endif

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/head/load.h"
 #include "proto/base/size.h"
 
 #define STREAM_CHUNK_BYTES (4u * 1024 * 1024)   /* of codes, read at once and at most in one frame */
@@ -380,7 +379,7 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
         size_t count = 0;
         for (; i < stream->missing_count && stream->missing[i].layer == layer; i++)
             targets[count++] =
-                (struct target){.rank = stream->missing[i].rank, .request = load_request(stream->job, i)};
+                (struct target){.rank = stream->missing[i].rank, .request = load_stream_request(stream->job, i)};
         int r = stream_layer(stream, checkpoint, layer, targets, count, err);
         if (r < 0)
             return err_prefix(err, "layer %u", layer);

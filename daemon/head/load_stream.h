@@ -21,4 +21,20 @@ int load_stream_run(struct load_stream *stream, struct checkpoint *checkpoint, s
 void load_stream_cancel(struct load_stream *stream);
 void load_stream_progress(struct load_stream *stream, uint64_t *ret_read_bytes, uint64_t *ret_sent_bytes);
 
+/* The PREPARE request ids of a job's slots. Bit 63 keeps them apart from the core's own numbers. */
+#define LOAD_STREAM_REQUEST_BIT (UINT64_C(1) << 63)
+#define LOAD_STREAM_REQUEST_SHIFT 20 /* a job has at most ARCH_LAYERS_MAX * PLAN_TP_MAX slots */
+static inline uint64_t load_stream_request(uint64_t job, uint64_t slot)
+{
+    return LOAD_STREAM_REQUEST_BIT | job << LOAD_STREAM_REQUEST_SHIFT | slot;
+}
+static inline bool load_stream_is_request(uint64_t request)
+{
+    return request & LOAD_STREAM_REQUEST_BIT;
+}
+static inline uint64_t load_stream_job_of(uint64_t request)
+{
+    return (request & ~LOAD_STREAM_REQUEST_BIT) >> LOAD_STREAM_REQUEST_SHIFT;
+}
+
 #endif
