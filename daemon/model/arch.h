@@ -36,8 +36,8 @@ struct arch {
 /* Reads DIR/config.json. UNSUPPORTED_MODEL (naming model_type, quant_method, ... and what is supported) for what is not a known family
  * in 128x128-block FP8; BAD_CHECKPOINT for a config that lacks a key (lists the keys looked for) or has a wrong type or range. */
 int arch_read(const char *dir, struct arch **ret_arch, struct err *err);
-/* As arch_read, but a config without any quantization_config is taken too (arch->quantized tells): a plan can be made for the FP8 conversion of
- * a BF16 model; loading it is refused all the same. */
+/* As arch_read, but a config without any quantization_config is taken too (arch->quantized tells): a plan can be made for the FP8
+ * conversion of a BF16 model; loading it is refused all the same. */
 int arch_read_for_plan(const char *dir, struct arch **ret_arch, struct err *err);
 /* The same from text; `where` names it in messages. */
 int arch_parse(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);

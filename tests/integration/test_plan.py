@@ -64,5 +64,9 @@ def test_unsupported(daemon, config, changes, word):
     daemon.refused("plan", config("qwen3-8b", **changes), name="UNSUPPORTED_MODEL", words=[word])
 
 
-def test_bf16_is_unsupported(daemon, config):
-    daemon.refused("plan", config("qwen3-8b"), name="UNSUPPORTED_MODEL", words=["quantization_config"])
+def test_bf16_has_a_plan_and_no_load(daemon, config):
+    folder = config("qwen3-1.7b")
+    plan = daemon.ok("plan", folder, "--tp", 11, "--multiple-of", 128)
+    assert [rank["neurons"] for rank in plan["ranks"]] == [640] * 4 + [512] * 7
+    assert plan["loadable"] is False and "quantization_config" in plan["note"]
+    daemon.refused("load", folder, name="UNSUPPORTED_MODEL", words=["quantization_config"])
