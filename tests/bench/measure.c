@@ -1,256 +1,300 @@
+#include "tests/bench/measure.h"
+
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/bits.h"
-#include "kernels/fpenv.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/clock.h"
-#include "tests/bench/bench.h"
+#include "tests/bench/check.h"
+#include "tests/bench/run.h"
+#include "tests/bench/stats.h"
 
-#define COLD_NS (60 * CLOCK_NS_PER_MS) /* of one variant in one round */
-#define HOT_NS (20 * CLOCK_NS_PER_MS)
-#define READERS_MAX 8
+#define COLD_NS (50 * CLOCK_NS_PER_MS) /* of one run */
+#define HOT_NS (15 * CLOCK_NS_PER_MS)
+#define READERS_KEPT 3 /* the fastest of the warm-up go on: the others would only take time */
+#define FP9_BYTES 1.125
 
-/* One thread's part of the pool and its own vectors. */
-struct worker {
-    const struct bench_case *what;
-    const uint8_t *items; /* of this thread */
-    uint32_t count;
-    uint32_t cursor;      /* moves on from round to round: what comes next was not touched for a pool's length */
-    uint16_t *x;
-    float *v, *y; /* v: x' of a gemv */
-    float undo;
-    void *scratch;
-    float weights[BENCH_TOP_K_MAX];
-
-    /* the measurement under way */
-    const struct tiers_ops *ops;    /* a kernel, or */
-    const struct bench_reader *reader;
-    uint64_t for_ns;
-    double steps_per_s;
-    uint64_t sink;
-};
-
-/* The items of a step: spread over the part, ascending, so that no expert happens to follow the one before in memory. */
-static void step_items(const struct worker *worker, int32_t items[BENCH_TOP_K_MAX])
-{
-    uint32_t top_k = worker->what->top_k, stride = worker->count / top_k, offset = worker->cursor % stride;
-
-    for (uint32_t j = 0; j < top_k; j++)
-        items[j] = (int32_t)(offset + j * stride);
-}
-
-static void step_kernel(struct worker *worker)
-{
-    const struct bench_case *what = worker->what;
-    const struct layout_mlp *layout = &what->layout;
-    int32_t items[BENCH_TOP_K_MAX];
-
-    step_items(worker, items);
-    if (what->kind == BENCH_GEMV) {
-        const uint8_t *item = worker->items + (size_t)items[0] * what->item_bytes;
-        struct tiers_run run = tiers_run_of(&layout->down, item - layout->down.scales_offset, 0, layout->down.panels);
-
-        worker->ops->down(&run, worker->v, worker->undo, 1.0f, worker->y, layout->hidden);
-    } else {
-        struct kernels_layer layer = {.layout = layout, .experts = worker->items, .expert_count = worker->count};
-
-        if (what->kind == BENCH_MLP) {
-            layer.experts += (size_t)items[0] * what->item_bytes;
-            kernels_dense(&layer, worker->x, 1, worker->y, worker->scratch);
-        } else {
-            kernels_moe(&layer, worker->x, items, worker->weights, 1, what->top_k, worker->y, worker->scratch);
-        }
-    }
-}
-
-static void step_reader(struct worker *worker)
-{
-    int32_t items[BENCH_TOP_K_MAX];
-
-    step_items(worker, items);
-    for (uint32_t j = 0; j < worker->what->top_k; j++)
-        worker->sink ^= worker->reader->read(worker->items + (size_t)items[j] * worker->what->item_bytes, worker->what->item_bytes);
-}
-
-static void *worker_run(void *data)
-{
-    struct worker *worker = data;
-    fpenv_saved saved = fpenv_enter();
-    uint64_t begin = clock_now_ns(), now;
-    uint64_t steps = 0;
-
-    do {
-        if (worker->reader)
-            step_reader(worker);
-        else
-            step_kernel(worker);
-        worker->cursor++;
-        steps++;
-        now = clock_now_ns();
-    } while (now - begin < worker->for_ns);
-    worker->steps_per_s = (double)steps * 1e9 / (double)(now - begin);
-    fpenv_leave(saved);
-    return NULL;
-}
-
-/* Steps per second of all threads together. */
-static double run_all(struct worker *workers, uint32_t count, const struct tiers_ops *ops, const struct bench_reader *reader,
-                      uint64_t for_ns)
-{
-    pthread_t threads[BENCH_THREADS_MAX];
-    uint32_t started = 0;
-    double sum = 0.0;
-
-    for (uint32_t i = 0; i < count; i++) {
-        workers[i].ops = ops;
-        workers[i].reader = reader;
-        workers[i].for_ns = for_ns;
-        workers[i].steps_per_s = 0.0;
-    }
-    for (; started + 1 < count; started++)
-        if (pthread_create(&threads[started], NULL, worker_run, &workers[started + 1]) != 0)
-            break;
-    worker_run(&workers[0]);
-    for (uint32_t i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
-    for (uint32_t i = 0; i < count; i++)
-        sum += workers[i].steps_per_s;
-    return started + 1 == count ? sum : -1.0;
-}
-
-static void worker_release(struct worker *worker)
-{
-    free(worker->x);
-    free(worker->v);
-    free(worker->y);
-    free(worker->scratch);
-}
-
-static bool worker_init(struct worker *worker, const struct bench_case *what, const uint8_t *items, uint32_t count)
-{
-    const struct layout_mlp *layout = &what->layout;
-    struct kernels_layer layer = {.layout = layout};
-    uint32_t inputs = what->kind == BENCH_GEMV ? layout->neurons : layout->hidden;
-    uint32_t floats = layout_vector_floats(&layout->down);
-
-    *worker = (struct worker){.what = what, .items = items, .count = count};
-    worker->x = malloc(inputs * sizeof(*worker->x));
-    worker->v = aligned_alloc(64, floats * sizeof(float));
-    worker->y = calloc(layout->hidden, sizeof(float));
-    worker->scratch = aligned_alloc(64, kernels_scratch_bytes(&layer));
-    if (!worker->x || !worker->v || !worker->y || !worker->scratch)
-        return false;
-    for (uint32_t k = 0; k < inputs; k++)
-        worker->x[k] = kernels_bf16_of_f32((float)(k % 17) * 0.1f - 0.8f);
-    if (what->kind == BENCH_GEMV)
-        worker->undo = bits_pow2(tiers_active()->normalise_bf16(worker->v, floats, worker->x, inputs) - 15);
-    for (uint32_t j = 0; j < what->top_k; j++)
-        worker->weights[j] = 0.125f;
-    return true;
-}
-
-/* y is added to in place, over and over: keep it finite and no subnormal. */
-static void clear_outputs(struct worker *workers, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        memset(workers[i].y, 0, workers[i].what->layout.hidden * sizeof(float));
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-static double quantile(double *values, double q)
-{
-    qsort(values, BENCH_ROUNDS, sizeof(*values), compare_doubles);
-    return values[(size_t)lround(q * (BENCH_ROUNDS - 1))];
-}
-
+/* What is measured of one variant, a value for each round. */
 struct series {
-    const struct tiers_variant *variant;
-    double params[BENCH_ROUNDS], bytes[BENCH_ROUNDS], of_read[BENCH_ROUNDS], of_limit[BENCH_ROUNDS];
+    struct variant variant;
+    struct pool *pool;
+    struct run run;
+    double rate[SETTINGS_ROUNDS_MAX]; /* parameters per second */
+    double imbalance[SETTINGS_ROUNDS_MAX];
 };
 
-static struct bench_result summarise(struct series *series, double *reads)
-{
-    struct bench_result result = {.variant = series->variant};
+/* Reading one pool's items: the best way of each round. */
+struct reading {
+    struct run runs[READERS_MAX];
+    size_t count;
+    double best[SETTINGS_ROUNDS_MAX]; /* bytes per second */
+    uint32_t wins[READERS_MAX];
+};
 
-    result.gparam_s = quantile(series->params, 0.5) / 1e9;
-    result.spread = (quantile(series->params, 0.75) - quantile(series->params, 0.25)) / 1e9 / result.gparam_s;
-    result.gb_s = quantile(series->bytes, 0.5) / 1e9;
-    result.read_gb_s = quantile(reads, 0.5) / 1e9;
-    result.of_read = quantile(series->of_read, 0.5);
-    result.of_limit = quantile(series->of_limit, 0.5);
-    return result;
+/* Everything of one case. pools[0] is fp9's. */
+struct bench {
+    const struct bench_case *what;
+    const struct settings *settings;
+    struct team *team;
+    struct vectors *vectors; /* [threads] */
+    struct reader readers[READERS_MAX];
+    struct pool pools[VARIANTS_MAX];
+    struct reading readings[VARIANTS_MAX]; /* of each pool */
+    size_t pool_count, series_count;
+    struct series series[VARIANTS_MAX];
+};
+
+static uint64_t run_ns(const struct settings *settings)
+{
+    return settings->cold ? COLD_NS : HOT_NS;
 }
 
-static int measure(struct worker *workers, const struct bench_settings *settings, struct series *series, int count, double *reads,
-                   struct err *err)
+static bool named(const char *list, const char *name)
 {
-    const struct bench_case *what = workers->what;
-    uint64_t for_ns = settings->cold ? COLD_NS : HOT_NS;
-    double step_bytes = (double)what->item_bytes * what->top_k;
+    size_t length = strlen(name);
 
-    for (int round = -1; round < BENCH_ROUNDS; round++) { /* round -1 warms up */
-        int at = round < 0 ? 0 : round;
-        struct bench_reader reader;
-        double best = 0.0, rate;
+    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0'))
+            return true;
+    return false;
+}
 
-        for (size_t i = 0; bench_reader(i, &reader); i++) {
-            rate = run_all(workers, settings->threads, NULL, &reader, for_ns) * step_bytes;
-            if (rate > best)
-                best = rate;
-        }
-        reads[at] = best;
-        for (int i = 0; i < count; i++) {
-            int r = kernels_select(series[i].variant->name, err);
+/* The reference is slow and has no claim: it is timed when it is what the programs use, or by name. */
+static int choose_variants(struct bench *bench, const struct variant *all, size_t count, struct err *err)
+{
+    const char *list = bench->settings->variants;
 
-            if (r < 0)
-                return r;
-            clear_outputs(workers, settings->threads);
-            rate = run_all(workers, settings->threads, series[i].variant->ops, NULL, for_ns);
-            if (rate < 0.0 || best <= 0.0)
-                return err_set(err, -EAGAIN, ERR_BUSY, "%u threads could not be started", settings->threads);
-            series[i].params[at] = rate * what->step_params;
-            series[i].bytes[at] = rate * step_bytes;
-            series[i].of_read[at] = rate * step_bytes / best;
-            series[i].of_limit[at] = rate * what->step_params * 1.125 / best;
-        }
+    for (size_t i = 0; i < count; i++) {
+        struct err why;
+        int r;
+
+        if (list ? !named(list, all[i].name) : i == 0 && !variant_chosen(&all[i]))
+            continue;
+        r = variant_check(&all[i], &why);
+        if (r < 0 && list)
+            return err_set(err, r, why.name, "variant %s: %s", all[i].name, why.message);
+        if (r < 0)
+            fprintf(stderr, "fp9-bench: %s is left out: %s\n", all[i].name, why.message);
+        else
+            bench->series[bench->series_count++].variant = all[i];
     }
     return 0;
 }
 
-int bench_measure(const struct bench_case *what, const struct bench_settings *settings, const struct bench_pool *pool,
-                  struct bench_result ret_results[BENCH_RESULTS_MAX], struct err *err)
+static struct pool *pool_of(struct bench *bench, const struct variant *variant)
 {
-    static struct worker workers[BENCH_THREADS_MAX];
-    struct series series[BENCH_RESULTS_MAX];
-    double reads[BENCH_ROUNDS];
-    size_t variants_count;
-    const struct tiers_variant *variants = tiers_variants(&variants_count);
-    uint32_t part = pool->count / settings->threads;
-    int count = 0, r = 0;
+    for (size_t p = 0; p < bench->pool_count; p++)
+        if (bench->pools[p].variant->rival == variant->rival)
+            return &bench->pools[p];
+    return NULL;
+}
 
-    for (size_t i = 0; i < variants_count && count < BENCH_RESULTS_MAX; i++)
-        if (settings->variant ? settings->variant == &variants[i] : kernels_tier_available(variants[i].tier))
-            series[count++].variant = &variants[i];
-    for (uint32_t i = 0; i < settings->threads; i++)
-        if (!worker_init(&workers[i], what, pool->items + (size_t)i * part * what->item_bytes, part))
-            r = err_no_memory(err, "a thread's vectors", what->item_bytes);
-    if (r == 0)
-        r = measure(workers, settings, series, count, reads, err);
-    for (uint32_t i = 0; i < settings->threads; i++)
-        worker_release(&workers[i]);
+static int make_pools(struct bench *bench, const struct variant *reference, struct err *err)
+{
+    size_t wanted = 1, limit;
+    int r;
+
+    for (size_t s = 0; s < bench->series_count; s++)
+        wanted += bench->series[s].variant.rival != NULL;
+    limit = memory_available() / 4 * 3 / wanted;
+    r = pool_init(&bench->pools[0], bench->what, bench->settings, reference, limit, err);
     if (r < 0)
         return r;
-    for (int i = 0; i < count; i++)
-        ret_results[i] = summarise(&series[i], reads);
-    return count;
+    bench->pool_count = 1;
+    for (size_t s = 0; s < bench->series_count; s++) {
+        struct series *series = &bench->series[s];
+
+        if (!pool_of(bench, &series->variant)) {
+            r = pool_init(&bench->pools[bench->pool_count], bench->what, bench->settings, &series->variant, limit, err);
+            if (r < 0)
+                return r;
+            bench->pool_count++;
+        }
+        series->pool = pool_of(bench, &series->variant);
+    }
+    return pools_fill(bench->pools, bench->pool_count, bench->what, bench->settings, err);
+}
+
+static struct run run_of(struct bench *bench, struct pool *pool)
+{
+    return (struct run){.what = bench->what, .pool = pool, .vectors = bench->vectors, .threads = bench->settings->threads};
+}
+
+/* Finds out how many steps fill a run, and which readers are worth going on with. */
+static void warm_up_readers(struct bench *bench, struct reading *reading, struct pool *pool)
+{
+    size_t count = readers_all(bench->readers);
+
+    for (size_t i = 0; i < count; i++) {
+        struct run run = run_of(bench, pool);
+        size_t at = reading->count;
+
+        run.reader = &bench->readers[i];
+        run.steps = run_calibrate(&run, bench->team, run_ns(bench->settings));
+        for (; at > 0 && reading->runs[at - 1].steps < run.steps; at--)
+            if (at < READERS_KEPT)
+                reading->runs[at] = reading->runs[at - 1];
+        if (at < READERS_KEPT)
+            reading->runs[at] = run;
+        if (reading->count < READERS_KEPT)
+            reading->count++;
+    }
+}
+
+static void warm_up(struct bench *bench)
+{
+    for (size_t p = 0; p < bench->pool_count; p++)
+        warm_up_readers(bench, &bench->readings[p], &bench->pools[p]);
+    for (size_t s = 0; s < bench->series_count; s++) {
+        struct series *series = &bench->series[s];
+
+        series->run = run_of(bench, series->pool);
+        series->run.variant = &series->variant;
+        series->run.steps = run_calibrate(&series->run, bench->team, run_ns(bench->settings));
+    }
+}
+
+static void read_pool(struct bench *bench, size_t p, uint32_t round)
+{
+    struct reading *reading = &bench->readings[p];
+    double step_bytes = (double)bench->pools[p].item_bytes * bench->what->top_k;
+    size_t winner = 0;
+
+    reading->best[round] = 0.0;
+    for (size_t i = 0; i < reading->count; i++) {
+        double rate = run_measure(&reading->runs[i], bench->team).steps_per_s * step_bytes;
+
+        if (rate > reading->best[round]) {
+            reading->best[round] = rate;
+            winner = i;
+        }
+    }
+    reading->wins[winner]++;
+}
+
+static void measure_round(struct bench *bench, uint32_t round)
+{
+    size_t things = bench->pool_count + bench->series_count;
+
+    for (size_t i = 0; i < things; i++) {
+        size_t at = (i + round) % things;
+
+        if (at < bench->pool_count) {
+            read_pool(bench, at, round);
+        } else {
+            struct series *series = &bench->series[at - bench->pool_count];
+            struct run_rate rate = run_measure(&series->run, bench->team);
+
+            series->rate[round] = rate.steps_per_s * bench->what->step_params;
+            series->imbalance[round] = rate.imbalance;
+        }
+    }
+}
+
+/* The median of the rounds' ratios to a rival. */
+static double over_rival(const struct bench *bench, const struct series *series, const char *rival)
+{
+    double ratios[SETTINGS_ROUNDS_MAX];
+
+    for (size_t s = 0; s < bench->series_count; s++) {
+        if (strcmp(bench->series[s].variant.name, rival) != 0)
+            continue;
+        for (uint32_t i = 0; i < bench->settings->rounds; i++)
+            ratios[i] = series->rate[i] / bench->series[s].rate[i];
+        return stats_median(ratios, bench->settings->rounds);
+    }
+    return (double)NAN;
+}
+
+static const char *best_reader(const struct reading *reading)
+{
+    size_t best = 0;
+
+    for (size_t i = 1; i < reading->count; i++)
+        if (reading->wins[i] > reading->wins[best])
+            best = i;
+    return reading->runs[best].reader->name;
+}
+
+static struct result summarise(struct bench *bench, struct series *series)
+{
+    struct reading *reading = &bench->readings[series->pool - bench->pools];
+    double bytes_per_param = (double)series->pool->item_bytes * bench->what->top_k / bench->what->step_params;
+    double rates[SETTINGS_ROUNDS_MAX], reads[SETTINGS_ROUNDS_MAX], of_read[SETTINGS_ROUNDS_MAX], of_limit[SETTINGS_ROUNDS_MAX];
+    uint32_t rounds = bench->settings->rounds;
+    struct result result = {.variant = series->variant};
+
+    for (uint32_t i = 0; i < rounds; i++) {
+        rates[i] = series->rate[i] / 1e9;
+        reads[i] = reading->best[i] / 1e9;
+        of_read[i] = series->rate[i] * bytes_per_param / reading->best[i];
+        of_limit[i] = series->rate[i] * FP9_BYTES / bench->readings[0].best[i];
+    }
+    result.of_seed = over_rival(bench, series, "seed");
+    result.of_raw8 = over_rival(bench, series, "raw8");
+    result.gparam_s = stats_median(rates, rounds);
+    result.gb_s = result.gparam_s * bytes_per_param;
+    result.read_gb_s = stats_median(reads, rounds);
+    result.of_read = stats_median(of_read, rounds);
+    result.of_limit = stats_median(of_limit, rounds);
+    result.imbalance = stats_median(series->imbalance, rounds);
+    result.spread = stats_spread(rates, rounds);
+    result.ratio_spread = stats_spread(of_limit, rounds);
+    result.reader = best_reader(reading);
+    result.pool_bytes = series->pool->memory.bytes;
+    result.huge_bytes = memory_huge_bytes(&series->pool->memory);
+    result.pinned = team_pinned(bench->team);
+    return result;
+}
+
+static int measure(struct bench *bench, struct result *ret_results, struct err *err)
+{
+    struct variant all[VARIANTS_MAX];
+    size_t count = variants_all(all);
+    int r = choose_variants(bench, all, count, err);
+
+    if (r == 0)
+        r = make_pools(bench, &all[0], err);
+    for (uint32_t i = 0; i < bench->settings->threads && r == 0; i++)
+        r = vectors_init(&bench->vectors[i], bench->what, err);
+    for (size_t s = 0; s < bench->series_count && r == 0; s++)
+        r = check_variant(&bench->series[s].variant, bench->what, bench->series[s].pool, &all[0], &bench->pools[0], bench->settings,
+                          bench->vectors, err);
+    if (r == 0)
+        r = team_new(&bench->team, bench->settings->threads, err);
+    if (r < 0)
+        return r;
+    warm_up(bench);
+    for (uint32_t round = 0; round < bench->settings->rounds; round++)
+        measure_round(bench, round);
+    for (size_t s = 0; s < bench->series_count; s++)
+        ret_results[s] = summarise(bench, &bench->series[s]);
+    return (int)bench->series_count;
+}
+
+int measure_case(const struct bench_case *what, const struct settings *settings, struct result ret_results[VARIANTS_MAX], struct err *err)
+{
+    struct bench *bench = calloc(1, sizeof(*bench));
+    int r;
+
+    if (bench)
+        bench->vectors = calloc(settings->threads, sizeof(*bench->vectors));
+    if (!bench || !bench->vectors) {
+        free(bench);
+        return err_no_memory(err, "the figures of a case", sizeof(*bench));
+    }
+    bench->what = what;
+    bench->settings = settings;
+    r = measure(bench, ret_results, err);
+    team_free(bench->team);
+    for (uint32_t i = 0; i < settings->threads; i++)
+        vectors_release(&bench->vectors[i]);
+    for (size_t p = 0; p < bench->pool_count; p++)
+        pool_release(&bench->pools[p]);
+    free(bench->vectors);
+    free(bench);
+    return r;
 }

@@ -1,119 +1,117 @@
+#include "tests/bench/pool.h"
+
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
-#include "tests/bench/bench.h"
 
 #define COLD_BYTES ((size_t)1 << 30)
 #define COLD_CACHES 4 /* times the last cache */
 
-static size_t memory_available(void)
+static size_t wanted_bytes(const struct settings *settings, size_t least)
 {
-    _cleanup_(fclosep) FILE *file = fopen("/proc/meminfo", "re");
-    char line[128];
-    unsigned long long kib;
+    size_t want = COLD_CACHES * memory_last_cache();
 
-    while (file && fgets(line, sizeof(line), file))
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
-            return (size_t)kib << 10;
-    return COLD_BYTES;
+    if (!settings->cold)
+        return least;
+    if (settings->pool_bytes)
+        want = (size_t)settings->pool_bytes;
+    else if (want < COLD_BYTES)
+        want = COLD_BYTES;
+    return want < least ? least : want;
 }
 
-/* Weights of a usual spread; every item is a copy, for only the place in memory matters to the time. */
-static int pack_item(const struct bench_case *what, uint8_t *item, struct err *err)
+static void shuffle(uint32_t *order, uint32_t count)
 {
-    const struct layout_mlp *layout = &what->layout;
-    size_t codes_bytes = (size_t)layout->hidden * layout->neurons;
-    size_t tiles = (layout->hidden > layout->neurons ? layout->hidden : layout->neurons) / 16 + 1;
-    size_t scales_bytes = tiles * (layout->gate_up.segments > layout->down.segments ? layout->gate_up.segments : layout->down.segments);
-    _cleanup_(freep) uint8_t *codes = malloc(codes_bytes);
-    _cleanup_(freep) float *scales = malloc(scales_bytes * sizeof(float));
-    _cleanup_(freep) uint8_t *expert = aligned_alloc(64, (size_t)layout->expert_bytes);
     uint64_t state = 1;
-    int r = 0;
 
-    if (!codes || !scales || !expert)
-        return err_no_memory(err, "one expert", (size_t)layout->expert_bytes);
-    for (size_t i = 0; i < codes_bytes; i++) {
-        state = state * UINT64_C(6364136223846793005) + 1442695040888963407u;
-        codes[i] = (uint8_t)((state >> 56 & 0x80) | (0x20 + (state >> 40) % 0x20));
-    }
-    for (size_t i = 0; i < scales_bytes; i++)
-        scales[i] = 0x1p-8f;
-    kernels_pack_begin(layout, expert);
-    for (int m = what->kind == BENCH_GEMV ? KERNELS_DOWN : KERNELS_GATE; m <= KERNELS_DOWN && r == 0; m++) {
-        struct kernels_rows rows = {
-            .matrix = (enum kernels_matrix)m,
-            .rows = m == KERNELS_DOWN ? layout->hidden : layout->neurons,
-            .codes = codes,
-            .scales = scales,
-        };
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t j;
 
-        r = kernels_pack(layout, expert, &rows, err);
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        j = (uint32_t)((state >> 33) % (i + 1));
+        order[i] = order[j];
+        order[j] = i;
     }
-    memcpy(item, expert + layout->expert_bytes - what->item_bytes, what->item_bytes);
-    return r;
 }
 
-static size_t last_cache(void)
+int pool_init(struct pool *ret_pool, const struct bench_case *what, const struct settings *settings, const struct variant *variant,
+              size_t limit, struct err *err)
 {
-    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-
-    return bytes > 0 ? (size_t)bytes : 0;
-}
-
-int bench_pool_init(struct bench_pool *ret_pool, const struct bench_case *what, const struct bench_settings *settings, struct err *err)
-{
-    size_t least = (size_t)what->top_k * settings->threads * what->item_bytes; /* a step for each thread */
-    size_t want = last_cache() * COLD_CACHES, limit = memory_available() / 2;
-    struct bench_pool pool = {0};
-    void *memory;
+    struct pool pool = {.variant = variant, .item_bytes = variant_item_bytes(variant, what)};
+    size_t step = (size_t)what->top_k * settings->threads * pool.item_bytes; /* of all threads */
+    size_t want = wanted_bytes(settings, step);
+    char needs[32], has[32];
     int r;
 
-    if (want < COLD_BYTES)
-        want = COLD_BYTES;
-    if (!settings->cold || want < least)
-        want = least;
-    if (least > limit) {
-        char needs[32], has[32];
-
-        return err_set(err, -ENOMEM, ERR_NO_MEMORY, "%s with %u threads needs %s, half of the memory available is %s", what->name,
-                       settings->threads, size_format(least, needs, sizeof(needs)), size_format(limit, has, sizeof(has)));
-    }
+    if (step > limit)
+        return err_set(err, -ENOMEM, ERR_NO_MEMORY, "%s as %s keeps it with %u threads needs %s, its share of the memory there is is %s",
+                       what->name, variant->name, settings->threads, size_format(step, needs, sizeof(needs)),
+                       size_format(limit, has, sizeof(has)));
     if (want > limit) {
-        char wanted[32], has[32];
-
-        want = limit;
-        fprintf(stderr, "fp9-bench: memory is short: the cold pool has %s instead of %s, caches may help\n",
-                size_format(want, has, sizeof(has)), size_format(COLD_BYTES, wanted, sizeof(wanted)));
+        fprintf(stderr, "fp9-bench: memory is short: the cold pool of %s has %s instead of %s, caches may help\n", variant->name,
+                size_format(limit, has, sizeof(has)), size_format(want, needs, sizeof(needs)));
+        want = limit / step * step;
     }
-    /* The same number for every thread, rounded up to whole steps unless memory is what limits it. */
-    pool.count = (uint32_t)(want < limit ? size_round_up(size_ceil_div(want, what->item_bytes), (size_t)what->top_k * settings->threads)
-                                         : want / what->item_bytes / (what->top_k * settings->threads) * (what->top_k * settings->threads));
-    pool.bytes = pool.count * what->item_bytes;
-    memory = mmap(NULL, pool.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return err_errno(err, "mapping a pool of %zu bytes", pool.bytes);
-    madvise(memory, pool.bytes, MADV_HUGEPAGE); /* a kernel without them serves small ones */
-    pool.items = memory;
-
-    r = pack_item(what, pool.items, err);
+    pool.part = (uint32_t)size_ceil_div(want, step) * what->top_k;
+    pool.count = pool.part * settings->threads;
+    pool.order = calloc(pool.part, sizeof(*pool.order));
+    pool.cursors = calloc(settings->threads, sizeof(*pool.cursors));
+    if (!pool.order || !pool.cursors)
+        r = err_no_memory(err, "the order of a pool", pool.part * sizeof(*pool.order));
+    else
+        r = memory_map(&pool.memory, settings->memory, pool.count * pool.item_bytes, err);
     if (r < 0) {
-        bench_pool_release(&pool);
+        pool_release(&pool);
         return r;
     }
-    for (uint32_t i = 1; i < pool.count; i++)
-        memcpy(pool.items + i * what->item_bytes, pool.items, what->item_bytes);
+    shuffle(pool.order, pool.part);
+    pool.items = pool.memory.at;
     *ret_pool = pool;
     return 0;
 }
 
-void bench_pool_release(struct bench_pool *pool)
+void pool_release(struct pool *pool)
 {
-    if (pool->items)
-        munmap(pool->items, pool->bytes);
-    *pool = (struct bench_pool){0};
+    memory_unmap(&pool->memory);
+    free(pool->order);
+    free(pool->cursors);
+    *pool = (struct pool){0};
+}
+
+int pools_fill(struct pool *pools, size_t count, const struct bench_case *what, const struct settings *settings, struct err *err)
+{
+    for (uint32_t seed = 0; seed < POOL_DISTINCT; seed++) {
+        struct weights weights;
+        int r = weights_init(&weights, what, settings->subnormals, seed, err);
+
+        if (r < 0)
+            return r;
+        for (size_t p = 0; p < count && r == 0; p++)
+            if (seed < pools[p].count)
+                r = variant_pack(pools[p].variant, what, &weights, pools[p].items + seed * pools[p].item_bytes, err);
+        weights_release(&weights);
+        if (r < 0)
+            return r;
+    }
+    for (size_t p = 0; p < count; p++)
+        for (uint32_t i = POOL_DISTINCT; i < pools[p].count; i++)
+            memcpy(pools[p].items + i * pools[p].item_bytes, pools[p].items + i % POOL_DISTINCT * pools[p].item_bytes, pools[p].item_bytes);
+    return 0;
+}
+
+void pool_next(const struct pool *pool, uint32_t *cursor, uint32_t top_k, int32_t ids[CASE_TOP_K_MAX])
+{
+    for (uint32_t j = 0; j < top_k; j++) {
+        int32_t id = (int32_t)pool->order[*cursor + j];
+        uint32_t at = j;
+
+        for (; at > 0 && ids[at - 1] > id; at--)
+            ids[at] = ids[at - 1];
+        ids[at] = id;
+    }
+    *cursor = (*cursor + top_k) % pool->part;
 }

@@ -1,13 +1,6 @@
-/* Pure reads of the same bytes: what the memory gives when nothing is computed. No single way of reading is the fastest everywhere. */
-#include "tests/bench/bench.h"
+#include "tests/bench/reader.h"
 
-#include "proto/base/cleanup.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-static uint64_t read_words(const uint8_t *data, size_t bytes)
+static uint64_t read_scalar(const uint8_t *data, size_t bytes)
 {
     const uint64_t *at = (const uint64_t *)(const void *)data, *end = at + bytes / 8;
     uint64_t a = 0, b = 0, c = 0, d = 0;
@@ -23,9 +16,13 @@ static uint64_t read_words(const uint8_t *data, size_t bytes)
 
 #if defined(__x86_64__)
 
-#define AVX2 __attribute__((target("avx2")))
+#include <immintrin.h>
 
-AVX2 static inline __m256i line(__m256i sum, const uint8_t *at)
+#define AVX2 __attribute__((target("avx2")))
+#define AVX512 __attribute__((target("avx512f")))
+#define LINE 64
+
+AVX2 static inline __m256i add_line(__m256i sum, const uint8_t *at)
 {
     __m256i low = _mm256_load_si256((const __m256i *)(const void *)at), high = _mm256_load_si256((const __m256i *)(const void *)(at + 32));
 
@@ -45,57 +42,131 @@ AVX2 static uint64_t read_avx2(const uint8_t *data, size_t bytes)
     __m256i a = _mm256_setzero_si256(), b = a;
     size_t i = 0;
 
-    for (; i + 128 <= bytes; i += 128) {
-        a = line(a, data + i);
-        b = line(b, data + i + 64);
+    for (; i + 2 * LINE <= bytes; i += 2 * LINE) {
+        a = add_line(a, data + i);
+        b = add_line(b, data + i + LINE);
     }
-    return fold(i < bytes ? line(a, data + i) : a, b);
+    return fold(i < bytes ? add_line(a, data + i) : a, b);
 }
 
-AVX2 static uint64_t read_avx2_prefetch(const uint8_t *data, size_t bytes)
+AVX2 static uint64_t read_prefetch_l1(const uint8_t *data, size_t bytes)
 {
     __m256i a = _mm256_setzero_si256(), b = a;
     size_t i = 0;
 
-    for (; i + 128 <= bytes; i += 128) {
+    for (; i + 2 * LINE <= bytes; i += 2 * LINE) {
         _mm_prefetch((const char *)data + i + 4096, _MM_HINT_T0);
-        _mm_prefetch((const char *)data + i + 4160, _MM_HINT_T0);
-        a = line(a, data + i);
-        b = line(b, data + i + 64);
+        _mm_prefetch((const char *)data + i + 4096 + LINE, _MM_HINT_T0);
+        a = add_line(a, data + i);
+        b = add_line(b, data + i + LINE);
     }
-    return fold(i < bytes ? line(a, data + i) : a, b);
+    return fold(i < bytes ? add_line(a, data + i) : a, b);
+}
+
+AVX2 static uint64_t read_prefetch_l2(const uint8_t *data, size_t bytes)
+{
+    __m256i a = _mm256_setzero_si256(), b = a;
+    size_t i = 0;
+
+    for (; i + 2 * LINE <= bytes; i += 2 * LINE) {
+        _mm_prefetch((const char *)data + i + 8192, _MM_HINT_T1);
+        _mm_prefetch((const char *)data + i + 8192 + LINE, _MM_HINT_T1);
+        a = add_line(a, data + i);
+        b = add_line(b, data + i + LINE);
+    }
+    return fold(i < bytes ? add_line(a, data + i) : a, b);
 }
 
 /* Both halves at once: two streams for the prefetchers. */
-AVX2 static uint64_t read_avx2_halves(const uint8_t *data, size_t bytes)
+AVX2 static uint64_t read_2_streams(const uint8_t *data, size_t bytes)
 {
-    size_t half = bytes / 128 * 64;
+    size_t half = bytes / (2 * LINE) * LINE;
     __m256i a = _mm256_setzero_si256(), b = a;
 
-    for (size_t i = 0; i < half; i += 64) {
-        a = line(a, data + i);
-        b = line(b, data + half + i);
+    for (size_t i = 0; i < half; i += LINE) {
+        a = add_line(a, data + i);
+        b = add_line(b, data + half + i);
     }
-    return fold(2 * half < bytes ? line(a, data + 2 * half) : a, b);
+    return fold(2 * half < bytes ? add_line(a, data + 2 * half) : a, b);
+}
+
+AVX2 static uint64_t read_4_streams(const uint8_t *data, size_t bytes)
+{
+    size_t quarter = bytes / (4 * LINE) * LINE;
+    __m256i a = _mm256_setzero_si256(), b = a;
+
+    for (size_t i = 0; i < quarter; i += LINE) {
+        a = add_line(a, data + i);
+        b = add_line(b, data + quarter + i);
+        a = add_line(a, data + 2 * quarter + i);
+        b = add_line(b, data + 3 * quarter + i);
+    }
+    for (size_t i = 4 * quarter; i < bytes; i += LINE)
+        a = add_line(a, data + i);
+    return fold(a, b);
+}
+
+AVX512 static uint64_t read_avx512(const uint8_t *data, size_t bytes)
+{
+    __m512i a = _mm512_setzero_si512(), b = a;
+    size_t i = 0;
+
+    for (; i + 2 * LINE <= bytes; i += 2 * LINE) {
+        a = _mm512_xor_si512(a, _mm512_load_si512(data + i));
+        b = _mm512_xor_si512(b, _mm512_load_si512(data + i + LINE));
+    }
+    if (i < bytes)
+        a = _mm512_xor_si512(a, _mm512_load_si512(data + i));
+    return (uint64_t)_mm512_reduce_or_epi64(_mm512_xor_si512(a, b));
+}
+
+AVX512 static uint64_t read_avx512_prefetch(const uint8_t *data, size_t bytes)
+{
+    __m512i a = _mm512_setzero_si512();
+
+    for (size_t i = 0; i < bytes; i += LINE) {
+        _mm_prefetch((const char *)data + i + 8192, _MM_HINT_T1);
+        a = _mm512_xor_si512(a, _mm512_load_si512(data + i));
+    }
+    return (uint64_t)_mm512_reduce_or_epi64(a);
+}
+
+static bool can(const char *name)
+{
+    return *name == 's' || (name[3] == '2' ? __builtin_cpu_supports("avx2") : __builtin_cpu_supports("avx512f"));
+}
+
+#else
+
+static bool can(const char *name)
+{
+    (void)name;
+    return true;
 }
 
 #endif
 
-static const struct bench_reader readers[] = {
+static const struct reader all[] = {
+    {"scalar", read_scalar},
 #if defined(__x86_64__)
     {"avx2", read_avx2},
-    {"avx2-prefetch", read_avx2_prefetch},
-    {"avx2-halves", read_avx2_halves},
+    {"avx2-prefetch-l1", read_prefetch_l1},
+    {"avx2-prefetch-l2", read_prefetch_l2},
+    {"avx2-2-streams", read_2_streams},
+    {"avx2-4-streams", read_4_streams},
+    {"avx512", read_avx512},
+    {"avx512-prefetch-l2", read_avx512_prefetch},
 #endif
-    {"words", read_words},
 };
 
-bool bench_reader(size_t i, struct bench_reader *ret_reader)
-{
-    size_t first = kernels_tier_available(KERNELS_AVX2) ? 0 : ARRAY_LENGTH(readers) - 1;
+_Static_assert(sizeof(all) / sizeof(all[0]) <= READERS_MAX, "READERS_MAX");
 
-    if (first + i >= ARRAY_LENGTH(readers))
-        return false;
-    *ret_reader = readers[first + i];
-    return true;
+size_t readers_all(struct reader ret_readers[READERS_MAX])
+{
+    size_t count = 0;
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (can(all[i].name))
+            ret_readers[count++] = all[i];
+    return count;
 }

@@ -1,65 +1,129 @@
+#include "tests/bench/report.h"
+
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "proto/base/cleanup.h"
 #include "proto/base/size.h"
-#include "tests/bench/bench.h"
+#include "tests/bench/rival.h"
 
-static const char *chosen; /* the variant that the programs would use */
-static bool any;
+static bool any; /* a JSON object was printed */
 
-static const char *isa(enum kernels_tier tier)
+static void cpu_model(char *text, size_t size)
 {
-    switch (tier) {
-    case KERNELS_REF:
-        return "ref";
-    case KERNELS_AVX2:
-        return "avx2";
+    _cleanup_(fclosep) FILE *file = fopen("/proc/cpuinfo", "re");
+    char line[256];
+
+    snprintf(text, size, "unknown");
+    while (file && fgets(line, sizeof(line), file)) {
+        const char *value = strstr(line, ": ");
+
+        if (strncmp(line, "model name", 10) == 0 && value) {
+            snprintf(text, size, "%.*s", (int)strcspn(value + 2, "\n"), value + 2);
+            return;
+        }
     }
-    return "?";
 }
 
-void bench_report_begin(const struct bench_settings *settings)
+void report_begin(const struct settings *settings)
 {
-    chosen = kernels_tier_name();
-    if (settings->json)
+    char model[128], cache[32];
+
+    if (settings->json) {
         putchar('[');
-    else
-        printf("%-16s %-8s %-5s %7s %9s %8s %9s %8s %8s %7s\n", "case", "variant", "cache", "threads", "Gparam/s", "GB/s", "read GB/s",
-               "of_read", "of_limit", "spread");
-}
-
-static void line(const struct bench_case *what, const struct bench_settings *settings, const struct bench_pool *pool,
-                 const struct bench_result *result)
-{
-    const char *cache = settings->cold ? "cold" : "hot";
-    bool is_chosen = strcmp(result->variant->name, chosen) == 0;
-
-    if (!settings->json) {
-        printf("%-16s %-7s%c %-5s %7u %9.3f %8.2f %9.2f %8.3f %8.3f %6.1f%%\n", what->name, result->variant->name,
-               is_chosen ? '*' : ' ', cache, settings->threads, result->gparam_s,
-               result->gb_s, result->read_gb_s, result->of_read, result->of_limit, 100.0 * result->spread);
         return;
     }
+    cpu_model(model, sizeof(model));
+    printf("%s, last cache %s; %s, %u thread%s, %u rounds, %s memory, subnormals %g of the weights\n", model,
+           size_format(memory_last_cache(), cache, sizeof(cache)), settings->cold ? "cold" : "hot", settings->threads,
+           settings->threads == 1 ? "" : "s", settings->rounds, memory_kind_name(settings->memory), settings->subnormals);
+    printf("%-20s %-10s %8s %7s %7s %8s %8s %7s %7s %7s %7s %7s\n", "case", "variant", "Gparam/s", "GB/s", "read", "of_read", "of_limit",
+           "/seed", "/raw8", "imbal", "spread", "ratios");
+}
+
+static void ratio_text(double ratio, char text[16])
+{
+    if (isnan(ratio))
+        snprintf(text, 16, "-");
+    else
+        snprintf(text, 16, "%.2f", ratio);
+}
+
+static void table_line(const struct bench_case *what, const struct result *result)
+{
+    char seed[16], raw8[16];
+
+    ratio_text(result->of_seed, seed);
+    ratio_text(result->of_raw8, raw8);
+    printf("%-20s %-9s%c %8.2f %7.2f %7.2f %8.3f %8.3f %7s %7s %7.4f %6.1f%% %6.1f%%\n", what->name, result->variant.name,
+           variant_chosen(&result->variant) ? '*' : ' ', result->gparam_s, result->gb_s, result->read_gb_s, result->of_read,
+           result->of_limit, seed, raw8, result->imbalance, 100.0 * result->spread, 100.0 * result->ratio_spread);
+}
+
+static void json_ratio(const char *key, double ratio)
+{
+    if (isnan(ratio))
+        printf(", \"%s\": null", key);
+    else
+        printf(", \"%s\": %.4f", key, ratio);
+}
+
+static void json_object(const struct bench_case *what, const struct settings *settings, const struct result *result)
+{
     printf("%s\n {\"case\": \"%s\", \"variant\": \"%s\", \"chosen\": %s, \"cache\": \"%s\", \"threads\": %u, \"isa\": \"%s\", "
-           "\"gparam_s\": %.4f, \"gb_s\": %.4f, \"read_gb_s\": %.4f, \"of_read\": %.4f, \"of_limit\": %.4f, \"spread\": %.4f, "
-           "\"pool_bytes\": %zu}",
-           any ? "," : "", what->name, result->variant->name, is_chosen ? "true" : "false", cache, settings->threads,
-           isa(result->variant->tier), result->gparam_s, result->gb_s, result->read_gb_s, result->of_read, result->of_limit, result->spread,
-           pool->bytes);
+           "\"gparam_s\": %.4f, \"gb_s\": %.4f, \"read_gb_s\": %.4f, \"of_read\": %.4f, \"of_limit\": %.4f, \"spread\": %.4f, ",
+           any ? "," : "", what->name, result->variant.name, variant_chosen(&result->variant) ? "true" : "false",
+           settings->cold ? "cold" : "hot", settings->threads, variant_isa(&result->variant), result->gparam_s, result->gb_s,
+           result->read_gb_s, result->of_read, result->of_limit, result->spread);
+    printf("\"ratio_spread\": %.4f, \"imbalance\": %.6f, \"pinned\": %s, \"verified\": \"%s\", \"reader\": \"%s\", \"rounds\": %u, "
+           "\"memory\": \"%s\", \"pool_bytes\": %zu, \"huge_bytes\": %zu, \"subnormals\": %g",
+           result->ratio_spread, result->imbalance, result->pinned ? "true" : "false", result->variant.exact ? "bits" : "tolerance",
+           result->reader, settings->rounds, memory_kind_name(settings->memory), result->pool_bytes, result->huge_bytes,
+           settings->subnormals);
+    json_ratio("of_seed", result->of_seed);
+    json_ratio("of_raw8", result->of_raw8);
+    putchar('}');
     any = true;
 }
 
-void bench_report(const struct bench_case *what, const struct bench_settings *settings, const struct bench_pool *pool,
-                  const struct bench_result *results, int count)
+/* What was asked for and what the system gave. */
+static void tell_memory(const struct settings *settings, const struct result *result)
+{
+    static bool told;
+    char pool[32], huge[32], why[256];
+
+    if (told)
+        return;
+    told = true;
+    printf("  pools of %s, %s of it in huge pages; fastest reader here: %s%s\n", size_format(result->pool_bytes, pool, sizeof(pool)),
+           size_format(result->huge_bytes, huge, sizeof(huge)), result->reader, result->pinned ? "" : "; threads not pinned");
+    if (settings->memory == MEMORY_MEMFD_HUGE && result->huge_bytes < result->pool_bytes / 2) {
+        memory_explain(why, sizeof(why));
+        printf("  memfd-huge got small pages: %s\n", why);
+    }
+}
+
+void report_case(const struct bench_case *what, const struct settings *settings, const struct result *results, int count)
 {
     for (int i = 0; i < count; i++)
-        line(what, settings, pool, &results[i]);
+        if (settings->json)
+            json_object(what, settings, &results[i]);
+        else
+            table_line(what, &results[i]);
+    if (!settings->json && count > 0)
+        tell_memory(settings, &results[0]);
     fflush(stdout);
 }
 
-void bench_report_end(const struct bench_settings *settings)
+void report_end(const struct settings *settings)
 {
-    if (settings->json)
+    if (settings->json) {
         puts("\n]");
-    else
-        puts("* is what the programs use. Medians of interleaved rounds; only ratios (of_read, of_limit) compare between runs.");
+        return;
+    }
+    if (rival_openblas_config())
+        printf("%s\n", rival_openblas_config());
+    puts("* is what the programs use; every variant was checked against the reference first. Medians of interleaved rounds with spreads\n"
+         "(quartiles): of the rate, and of of_limit; only ratios of one run compare with another run's.");
 }
