@@ -6,14 +6,14 @@
 #include "tests/bench/options.h"
 #include "tests/bench/report.h"
 
-static int run_case(const struct options *options, const char *text, struct err *err)
+static int run_case(struct bench *bench, const struct options *options, const char *text, struct err *err)
 {
     struct result results[VARIANTS_MAX];
     struct bench_case what;
     int r = case_init(&what, options->kind, text, err);
 
     if (r == 0)
-        r = measure_case(&what, &options->settings, results, err);
+        r = measure_case(bench, &what, results, err);
     if (r > 0)
         report_case(&what, &options->settings, results, r);
     return r < 0 ? r : 0;
@@ -23,18 +23,22 @@ static int run(const struct options *options, struct err *err)
 {
     bool all = options->text && strcmp(options->text, "all") == 0;
     char name[64];
-    int r = 0;
+    struct bench *bench = NULL;
+    int r = bench_new(&bench, &options->settings, err);
 
+    if (r < 0)
+        return r;
     variants_choose();
     report_begin(&options->settings);
     if (options->text && !all)
-        r = run_case(options, options->text, err);
+        r = run_case(bench, options, options->text, err);
     for (size_t i = 0; all && r == 0 && case_named(options->kind, i, name); i++)
-        r = run_case(options, name, err);
+        r = run_case(bench, options, name, err);
     for (size_t i = 0; !options->text && r == 0 && case_default(options->kind, i); i++)
-        r = run_case(options, case_default(options->kind, i), err);
+        r = run_case(bench, options, case_default(options->kind, i), err);
     if (r == 0)
         report_end(&options->settings);
+    bench_free(bench);
     return r;
 }
 

@@ -14,7 +14,9 @@
 
 #define COLD_NS (50 * CLOCK_NS_PER_MS) /* of one run */
 #define HOT_NS (15 * CLOCK_NS_PER_MS)
-#define READERS_KEPT 3 /* the fastest of the warm-up go on: the others would only take time */
+/* The fastest readers of the warm-up go on, three where limits are taken from: the others would only take time. */
+#define READERS_KEPT 3
+#define READERS_KEPT_RIVAL 1
 #define FP9_BYTES 1.125
 
 /* What is measured of one variant, a value for each round. */
@@ -34,10 +36,10 @@ struct reading {
     uint32_t wins[READERS_MAX];
 };
 
-/* Everything of one case. pools[0] is fp9's. */
 struct bench {
-    const struct bench_case *what;
     const struct settings *settings;
+    /* of the case under way; pools[0] is fp9's */
+    const struct bench_case *what;
     struct team *team;
     struct vectors *vectors; /* [threads] */
     struct reader readers[READERS_MAX];
@@ -94,12 +96,14 @@ static struct pool *pool_of(struct bench *bench, const struct variant *variant)
 
 static int make_pools(struct bench *bench, const struct variant *reference, struct err *err)
 {
-    size_t wanted = 1, limit;
+    size_t wanted = 1, limit, held = 0;
     int r;
 
     for (size_t s = 0; s < bench->series_count; s++)
         wanted += bench->series[s].variant.rival != NULL;
-    limit = memory_available() / 4 * 3 / wanted;
+    for (size_t p = 0; p < VARIANTS_MAX; p++)
+        held += bench->pools[p].memory.bytes;
+    limit = (memory_available() + held) / 4 * 3 / wanted;
     r = pool_init(&bench->pools[0], bench->what, bench->settings, reference, limit, err);
     if (r < 0)
         return r;
@@ -126,6 +130,7 @@ static struct run run_of(struct bench *bench, struct pool *pool)
 /* Finds out how many steps fill a run, and which readers are worth going on with. */
 static void warm_up_readers(struct bench *bench, struct reading *reading, struct pool *pool)
 {
+    size_t keep = pool == bench->pools ? READERS_KEPT : READERS_KEPT_RIVAL;
     size_t count = readers_all(bench->readers);
 
     for (size_t i = 0; i < count; i++) {
@@ -135,11 +140,11 @@ static void warm_up_readers(struct bench *bench, struct reading *reading, struct
         run.reader = &bench->readers[i];
         run.steps = run_calibrate(&run, bench->team, run_ns(bench->settings));
         for (; at > 0 && reading->runs[at - 1].steps < run.steps; at--)
-            if (at < READERS_KEPT)
+            if (at < keep)
                 reading->runs[at] = reading->runs[at - 1];
-        if (at < READERS_KEPT)
+        if (at < keep)
             reading->runs[at] = run;
-        if (reading->count < READERS_KEPT)
+        if (reading->count < keep)
             reading->count++;
     }
 }
@@ -244,8 +249,10 @@ static struct result summarise(struct bench *bench, struct series *series)
     result.spread = stats_spread(rates, rounds);
     result.ratio_spread = stats_spread(of_limit, rounds);
     result.reader = best_reader(reading);
-    result.pool_bytes = series->pool->memory.bytes;
+    result.pool_bytes = pool_bytes(series->pool);
     result.huge_bytes = memory_huge_bytes(&series->pool->memory);
+    if (result.huge_bytes > result.pool_bytes)
+        result.huge_bytes = result.pool_bytes;
     result.pinned = team_pinned(bench->team);
     return result;
 }
@@ -275,10 +282,33 @@ static int measure(struct bench *bench, struct result *ret_results, struct err *
     return (int)bench->series_count;
 }
 
-int measure_case(const struct bench_case *what, const struct settings *settings, struct result ret_results[VARIANTS_MAX], struct err *err)
+/* Everything of the case, but not the memory. */
+static void forget(struct bench *bench)
+{
+    team_free(bench->team);
+    for (uint32_t i = 0; i < bench->settings->threads; i++)
+        vectors_release(&bench->vectors[i]);
+    for (size_t p = 0; p < bench->pool_count; p++)
+        pool_release(&bench->pools[p]);
+    memset(bench->readings, 0, sizeof(bench->readings));
+    memset(bench->series, 0, sizeof(bench->series));
+    bench->team = NULL;
+    bench->pool_count = bench->series_count = 0;
+}
+
+int measure_case(struct bench *bench, const struct bench_case *what, struct result ret_results[VARIANTS_MAX], struct err *err)
+{
+    int r;
+
+    bench->what = what;
+    r = measure(bench, ret_results, err);
+    forget(bench);
+    return r;
+}
+
+int bench_new(struct bench **ret_bench, const struct settings *settings, struct err *err)
 {
     struct bench *bench = calloc(1, sizeof(*bench));
-    int r;
 
     if (bench)
         bench->vectors = calloc(settings->threads, sizeof(*bench->vectors));
@@ -286,15 +316,17 @@ int measure_case(const struct bench_case *what, const struct settings *settings,
         free(bench);
         return err_no_memory(err, "the figures of a case", sizeof(*bench));
     }
-    bench->what = what;
     bench->settings = settings;
-    r = measure(bench, ret_results, err);
-    team_free(bench->team);
-    for (uint32_t i = 0; i < settings->threads; i++)
-        vectors_release(&bench->vectors[i]);
-    for (size_t p = 0; p < bench->pool_count; p++)
-        pool_release(&bench->pools[p]);
+    *ret_bench = bench;
+    return 0;
+}
+
+void bench_free(struct bench *bench)
+{
+    if (!bench)
+        return;
+    for (size_t p = 0; p < VARIANTS_MAX; p++)
+        memory_unmap(&bench->pools[p].memory);
     free(bench->vectors);
     free(bench);
-    return r;
 }

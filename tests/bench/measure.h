@@ -15,8 +15,13 @@ struct result {
     bool pinned;
 };
 
+/* What goes from case to case: memory, and the settings, which must outlive it. */
+struct bench;
+int bench_new(struct bench **ret_bench, const struct settings *settings, struct err *err);
+void bench_free(struct bench *bench); /* accepts NULL */
+
 /* Checks and measures all variants of the settings that can run here; what cannot is named on stderr, unless it was asked for by name,
  * which fails. Returns the number of results, or a negative errno. */
-int measure_case(const struct bench_case *what, const struct settings *settings, struct result ret_results[VARIANTS_MAX], struct err *err);
+int measure_case(struct bench *bench, const struct bench_case *what, struct result ret_results[VARIANTS_MAX], struct err *err);
 
 #endif

@@ -44,10 +44,13 @@ static void *map_memfd(size_t bytes, unsigned flags)
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }
 
-int memory_map(struct memory *ret_memory, enum memory_kind kind, size_t bytes, struct err *err)
+int memory_map(struct memory *memory, enum memory_kind kind, size_t bytes, struct err *err)
 {
     void *at = MAP_FAILED;
 
+    if (memory->bytes >= bytes)
+        return 0;
+    memory_unmap(memory);
     bytes = (size_t)size_round_up(bytes, HUGE_PAGE);
     if (kind == MEMORY_MEMFD_HUGE)
         at = map_memfd(bytes, MFD_HUGETLB | MFD_HUGE_2MB);
@@ -58,7 +61,7 @@ int memory_map(struct memory *ret_memory, enum memory_kind kind, size_t bytes, s
         return err_errno(err, "mapping %zu bytes of %s memory", bytes, names[kind]);
     /* A kernel that has none serves small pages; memory_huge_bytes tells what came of it. */
     madvise(at, bytes, kind == MEMORY_ANON || kind == MEMORY_MEMFD ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    *ret_memory = (struct memory){.at = at, .bytes = bytes};
+    *memory = (struct memory){.at = at, .bytes = bytes};
     return 0;
 }
 

@@ -16,14 +16,15 @@ enum memory_kind {
 };
 
 struct memory {
-    void *at;     /* page-aligned, zero, owned */
+    void *at;     /* page-aligned, owned; zero when new */
     size_t bytes; /* of the mapping */
 };
 
 const char *memory_kind_name(enum memory_kind kind);                 /* "anon", "anon-huge", ... */
 int memory_kind_parse(const char *text, enum memory_kind *ret_kind); /* 0 or -EINVAL */
 
-int memory_map(struct memory *ret_memory, enum memory_kind kind, size_t bytes, struct err *err);
+/* A mapping that is there already and large enough is used again, with what is in it: one bench has one kind. On failure there is none. */
+int memory_map(struct memory *memory, enum memory_kind kind, size_t bytes, struct err *err);
 void memory_unmap(struct memory *memory);
 
 /* How many of the bytes lie in huge pages now: what was asked for and what there is are two things. */

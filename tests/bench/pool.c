@@ -38,11 +38,11 @@ static void shuffle(uint32_t *order, uint32_t count)
     }
 }
 
-int pool_init(struct pool *ret_pool, const struct bench_case *what, const struct settings *settings, const struct variant *variant,
+int pool_init(struct pool *pool, const struct bench_case *what, const struct settings *settings, const struct variant *variant,
               size_t limit, struct err *err)
 {
-    struct pool pool = {.variant = variant, .item_bytes = variant_item_bytes(variant, what)};
-    size_t step = (size_t)what->top_k * settings->threads * pool.item_bytes; /* of all threads */
+    size_t item_bytes = variant_item_bytes(variant, what);
+    size_t step = (size_t)what->top_k * settings->threads * item_bytes; /* of all threads */
     size_t want = wanted_bytes(settings, step);
     char needs[32], has[32];
     int r;
@@ -56,30 +56,38 @@ int pool_init(struct pool *ret_pool, const struct bench_case *what, const struct
                 size_format(limit, has, sizeof(has)), size_format(want, needs, sizeof(needs)));
         want = limit / step * step;
     }
-    pool.part = (uint32_t)size_ceil_div(want, step) * what->top_k;
-    pool.count = pool.part * settings->threads;
-    pool.order = calloc(pool.part, sizeof(*pool.order));
-    pool.cursors = calloc(settings->threads, sizeof(*pool.cursors));
-    if (!pool.order || !pool.cursors)
-        r = err_no_memory(err, "the order of a pool", pool.part * sizeof(*pool.order));
+    pool->variant = variant;
+    pool->item_bytes = item_bytes;
+    pool->part = (uint32_t)size_ceil_div(want, step) * what->top_k;
+    pool->count = pool->part * settings->threads;
+    pool->order = calloc(pool->part, sizeof(*pool->order));
+    pool->cursors = calloc(settings->threads, sizeof(*pool->cursors));
+    if (!pool->order || !pool->cursors)
+        r = err_no_memory(err, "the order of a pool", pool->part * sizeof(*pool->order));
     else
-        r = memory_map(&pool.memory, settings->memory, pool.count * pool.item_bytes, err);
+        r = memory_map(&pool->memory, settings->memory, pool_bytes(pool), err);
     if (r < 0) {
-        pool_release(&pool);
+        pool_release(pool);
         return r;
     }
-    shuffle(pool.order, pool.part);
-    pool.items = pool.memory.at;
-    *ret_pool = pool;
+    shuffle(pool->order, pool->part);
+    pool->items = pool->memory.at;
     return 0;
 }
 
 void pool_release(struct pool *pool)
 {
-    memory_unmap(&pool->memory);
     free(pool->order);
     free(pool->cursors);
-    *pool = (struct pool){0};
+    *pool = (struct pool){.memory = pool->memory};
+}
+
+static int pack(struct pool *pool, const struct bench_case *what, const struct weights *weights, uint32_t i, struct err *err)
+{
+    uint8_t *item = pool->items + i * pool->item_bytes;
+
+    memset(item, 0, pool->item_bytes);
+    return variant_pack(pool->variant, what, weights, item, err);
 }
 
 int pools_fill(struct pool *pools, size_t count, const struct bench_case *what, const struct settings *settings, struct err *err)
@@ -92,7 +100,7 @@ int pools_fill(struct pool *pools, size_t count, const struct bench_case *what, 
             return r;
         for (size_t p = 0; p < count && r == 0; p++)
             if (seed < pools[p].count)
-                r = variant_pack(pools[p].variant, what, &weights, pools[p].items + seed * pools[p].item_bytes, err);
+                r = pack(&pools[p], what, &weights, seed, err);
         weights_release(&weights);
         if (r < 0)
             return r;

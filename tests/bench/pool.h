@@ -13,8 +13,8 @@
 
 struct pool {
     const struct variant *variant; /* one of those whose items these are */
-    struct memory memory;
-    uint8_t *items; /* count * item_bytes */
+    struct memory memory;          /* outlives the pool: the next case uses it again */
+    uint8_t *items;                /* count * item_bytes */
     size_t item_bytes;
     uint32_t count;    /* threads * part */
     uint32_t part;     /* items of a thread, a multiple of top_k */
@@ -22,11 +22,16 @@ struct pool {
     uint32_t *cursors; /* [threads], owned; goes on from run to run: what comes next is what was not touched for longest */
 };
 
-/* Room for the pool's items, not filled yet. It has a step for each thread at least; cold: what settings say, or `limit` bytes if that is
- * less (then it says so on stderr). */
-int pool_init(struct pool *ret_pool, const struct bench_case *what, const struct settings *settings, const struct variant *variant,
+/* Room for the pool's items, not filled yet; *pool is zero but for its memory. It has a step for each thread at least; cold: what settings
+ * say, or `limit` bytes if that is less (then it says so on stderr). */
+int pool_init(struct pool *pool, const struct bench_case *what, const struct settings *settings, const struct variant *variant,
               size_t limit, struct err *err);
-void pool_release(struct pool *pool);
+void pool_release(struct pool *pool); /* all but its memory */
+
+static inline size_t pool_bytes(const struct pool *pool)
+{
+    return pool->count * pool->item_bytes;
+}
 
 /* Fills pools of one case with the same weights. */
 int pools_fill(struct pool *pools, size_t count, const struct bench_case *what, const struct settings *settings, struct err *err);

@@ -13,7 +13,7 @@ PROGRAMS = {
     "fp9ctl": ("ctl", ["--socket", "--json", "--version", "--help", "status", "duck", "plan", "load", "unload", "model", "cache",
                        "invalidate-cache", "prepare", "decode", "prefill", "bench", "job"]),
     "fp9-mkckpt": ("tests/tools", ["--like", "--layers", "--experts", "--seed", "--out", "--help"]),
-    "fp9-bench": ("tests/bench", ["gemv", "--case", "--json", "--help"]),
+    "fp9-bench": ("tests/bench", ["gemv", "mlp", "moe", "--case", "--cache", "--threads", "--variant", "--json", "--version", "--help"]),
 }
 
 

@@ -7,7 +7,8 @@ import sys
 
 import tree
 
-PAGES = {"man/fp9d.8": "fp9d", "man/fp9-duck.8": "fp9-duck", "man/fp9ctl.1": "fp9ctl", "man/fp9-control.7": None, "man/fp9d.conf.5": None}
+PAGES = {"man/fp9d.8": "fp9d", "man/fp9-duck.8": "fp9-duck", "man/fp9ctl.1": "fp9ctl", "man/fp9-bench.1": "fp9-bench",
+         "man/fp9-control.7": None, "man/fp9d.conf.5": None}
 
 
 def options(text):

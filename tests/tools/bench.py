@@ -1,4 +1,4 @@
-"""What a step costs here: the kernels alone (when fp9-bench is built), then whole steps through fp9d.
+"""What a step costs here: the kernels alone, then whole steps through fp9d.
 
     ./run bench [--tokens T] [--ducks N]
 """
@@ -23,6 +23,15 @@ def show(label, told):
           f"ratio {told['judge_ratio']:.2f}", flush=True)
 
 
+def kernel_runs(cpus):
+    """Arguments of fp9-bench: cold with one thread and with all, hot, then whole experts and layers."""
+    everyone = [[]] if cpus == 1 else [[], ["--threads", str(cpus)]]
+    yield from (["gemv", *threads] for threads in everyone)
+    yield ["gemv", "--cache", "hot"]
+    yield from (["moe", "--rounds", "5", *threads] for threads in everyone)
+    yield ["mlp", "--rounds", "5"]
+
+
 def main():
     parser = argparse.ArgumentParser(prog="./run bench", description="measure kernels and whole steps on this machine")
     parser.add_argument("--build", default="build", help="meson build directory")
@@ -30,13 +39,10 @@ def main():
     parser.add_argument("--ducks", type=int, default=2, help="local ducks, each one a rank")
     args = parser.parse_args()
     build = os.path.abspath(args.build)
-    try:
-        kernels = program(build, "fp9-bench")
-    except FileNotFoundError:
-        print("fp9-bench is not built yet: no kernel figures")
-    else:
-        for mode in ("gemv", "mlp", "moe"):
-            subprocess.run([kernels, mode], check=True, stdin=subprocess.DEVNULL)
+    for arguments in kernel_runs(len(os.sched_getaffinity(0))):
+        print(f"\nfp9-bench {' '.join(arguments)}", flush=True)
+        subprocess.run([program(build, "fp9-bench"), *arguments], check=True, stdin=subprocess.DEVNULL)
+    print("\nwhole steps through fp9d", flush=True)
     with tempfile.TemporaryDirectory(prefix="fp9-bench-") as folder:
         daemon = Daemon(build, folder, ducks=args.ducks)
         try:
