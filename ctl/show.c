@@ -30,7 +30,7 @@ static const struct table_column model_columns[] = {
 static const struct table_column slot_columns[] = {
     {"duck", "DUCK", TABLE_TEXT},         {"model_key", "MODEL KEY", TABLE_KEY}, {"layer", "LAYER", TABLE_COUNT},
     {"kind", "KIND", TABLE_TEXT},         {"state", "STATE", TABLE_STATE},       {"bytes", "SIZE", TABLE_BYTES},
-    {"checksum", "CHECKSUM", TABLE_TEXT},
+    {"checksum", "CHECKSUM", TABLE_TEXT}, {"models", "MODELS", TABLE_TEXT},
 };
 
 static const struct table_column job_columns[] = {
@@ -45,15 +45,37 @@ static const struct table_column session_columns[] = {
 };
 
 /* An error object in a cell is its sentence. */
-static void flatten_errors(json_t *jobs)
+static void flatten_error(json_t *row)
+{
+    json_t *message = json_object_get(json_object_get(row, "error"), "message");
+    if (message)
+        json_object_set(row, "error", message);
+}
+
+/* A list of names in a cell is the names. */
+static void join_models(json_t *row)
+{
+    json_t *models = json_object_get(row, "models"), *name;
+    if (!json_is_array(models))
+        return;
+    char text[TABLE_TEXT_MAX] = "";
+    size_t i;
+    json_array_foreach(models, i, name)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? "," : "", json_string_value(name));
+    json_object_set_new(row, "models", text[0] ? json_string(text) : json_null());
+}
+
+/* Below a table of models or ducks: why those that are not well are not. */
+static void print_reasons(const json_t *rows, const char *key)
 {
     size_t i;
-    json_t *job;
-    json_array_foreach(jobs, i, job)
+    const json_t *row;
+    json_array_foreach(rows, i, row)
     {
-        json_t *message = json_object_get(json_object_get(job, "error"), "message");
-        if (message)
-            json_object_set(job, "error", message);
+        const json_t *why = json_object_get(row, key);
+        const char *text = json_string_value(json_is_object(why) ? json_object_get(why, "message") : why);
+        if (text)
+            printf("%s: %s\n", json_string_value(json_object_get(row, "name")), text);
     }
 }
 
@@ -74,6 +96,8 @@ enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
         table_print(json_object_get(result, "ducks"), duck_columns, COUNT(duck_columns), "no ducks", ctl->color);
         putchar('\n');
         table_print(json_object_get(result, "models"), model_columns, COUNT(model_columns), "no models", ctl->color);
+        print_reasons(json_object_get(result, "ducks"), "reason");
+        print_reasons(json_object_get(result, "models"), "error");
     }
     json_decref(result);
     return CTL_DONE;
@@ -88,7 +112,13 @@ static enum ctl_exit show_list(struct ctl *ctl, const char *method, const char *
         return r;
     if (!ctl_print_json(ctl, result)) {
         json_t *rows = json_object_get(result, key);
-        flatten_errors(rows);
+        size_t i;
+        json_t *row;
+        json_array_foreach(rows, i, row)
+        {
+            flatten_error(row);
+            join_models(row);
+        }
         table_print(rows, columns, count, empty, ctl->color);
     }
     json_decref(result);
@@ -115,8 +145,10 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
     }
     if (!found)
         r = ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"", what, wanted);
-    else if (!ctl_print_json(ctl, found))
+    else if (!ctl_print_json(ctl, found)) {
+        flatten_error(found);
         table_print_object(found);
+    }
     json_decref(result);
     return r;
 }

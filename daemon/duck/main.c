@@ -76,7 +76,11 @@ int main(int argc, char **argv)
     if (r < 0)
         return refuse(&err);
     if (options.check_config) {
-        printf("fp9-duck: configuration is good\n");
+        uint32_t count;
+        r = cores_apply(options.cores, &count, &err);
+        if (r < 0)
+            return refuse(&err);
+        printf("fp9-duck: the configuration is good\n");
         return EXIT_SUCCESS;
     }
     if (options.link_fd < 0) {

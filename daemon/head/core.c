@@ -13,7 +13,7 @@ struct core *core_new(const struct core_conf *conf)
     if (!core)
         return NULL;
     core->conf = *conf;
-    core->next_id = 1;
+    core->next_id = core->next_job = 1;
     core->actions = calloc(CORE_ACTIONS_FIRST, sizeof *core->actions);
     if (!core->actions)
         return NULL;
@@ -97,13 +97,14 @@ const char *core_state_text(const struct core *core)
             degraded = true;
     }
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
-        if (!core->models[i].used)
+        const struct core_model *model = &core->models[i];
+        if (!model->used)
             continue;
-        switch (core->models[i].state) {
+        switch (model->state) {
         case CORE_MODEL_DEGRADED:
         case CORE_MODEL_FAILED: degraded = true; break;
         case CORE_MODEL_RECOVERING: recovering = true; break;
-        case CORE_MODEL_LOADING:
+        case CORE_MODEL_LOADING: recovering |= model->registered; break; /* was ready before, perhaps before a restart */
         case CORE_MODEL_READY:
         case CORE_MODEL_UNLOADED: break;
         }

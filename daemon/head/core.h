@@ -118,6 +118,7 @@ struct core_job {
     bool force;
     enum core_job_state state;
     enum core_job_phase phase;
+    uint64_t waits_for; /* while QUEUED: another job that prepares the same slots under another name; 0: none */
     struct core_missing *missing; /* owned; slots to prepare, by layer then rank */
     size_t missing_count, missing_done;
     bool streaming;     /* the loader works for it: it may end only when the loader has let go */
@@ -153,7 +154,7 @@ struct core_step {
     bool *answered;       /* owned by the session, [tp] */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     /* sums over chunks */
-    uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes, pairs;
+    uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
     uint32_t chunks;
     struct err err;
 };
@@ -236,7 +237,8 @@ struct core {
     struct core_job jobs[CORE_JOBS_MAX];
     struct core_session sessions[CORE_SESSIONS_MAX];
     struct core_drop drops[CORE_DROPS_MAX];
-    uint64_t next_id; /* of jobs, sessions, steps and drops: one number line, so that a log line is unambiguous */
+    uint64_t next_id;  /* of sessions, steps and drops: one number line, so that FAIL's request id is unambiguous */
+    uint64_t next_job;
     uint64_t started_ns;
     uint64_t ticked_ns;
     bool stopping;
@@ -310,7 +312,9 @@ void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_
 void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, const struct err *err);
 void core_session_close(struct core *core, uint64_t session);
 struct core_session *core_session_find(struct core *core, uint64_t id);
-/* Everything that is not about tensor contents is checked here. pairs = (token, expert) pairs with an expert. */
+/* What can be said before the tensors are looked at: the session lives and is free, layer and tokens are in range. */
+int core_step_check(struct core *core, uint64_t session, uint32_t layer, uint32_t tokens, struct err *err);
+/* That and the rest: routing fits the layer, every rank is there. The ids themselves were checked by the caller. */
 int core_step_submit(struct core *core, uint64_t now, uint64_t session, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
                      struct err *err);
 void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct msg_step_done *done);

@@ -40,10 +40,25 @@ static bool drop_waits(const struct core *core, const struct core_drop *drop)
     return false;
 }
 
+/* At once, not when the duck has answered: a load that is planned meanwhile must not count on these slots. */
+static void forget_slots(struct core_duck *duck, const struct core_drop *drop)
+{
+    size_t kept = 0;
+    duck->used_bytes = 0;
+    for (size_t i = 0; i < duck->slot_count; i++) {
+        if (drop->all || memcmp(duck->slots[i].model_key, drop->key, DIGEST_SIZE) == 0)
+            continue;
+        duck->used_bytes += duck->slots[i].bytes;
+        duck->slots[kept++] = duck->slots[i];
+    }
+    duck->slot_count = kept;
+}
+
 /* Sends the drop to one duck, or notes that it cannot be reached. */
 static void drop_send(struct core *core, struct core_drop *drop, uint32_t duck)
 {
     if (core->ducks[duck].state == CORE_DUCK_UP) {
+        forget_slots(&core->ducks[duck], drop);
         drop->waiting[duck] = true;
         core_push(core, CORE_ACT_DROP, duck, drop->id);
     } else {
@@ -78,7 +93,8 @@ int core_unload(struct core *core, uint64_t now, const char *name, bool drop_cac
         return -ENOENT;
     }
     struct core_drop *drop = NULL;
-    if (drop_cache && model->plan) {
+    /* Slots that another name uses too are kept: they are that one's to drop. */
+    if (drop_cache && model->plan && !core_model_sharing(core, model, model->key)) {
         int r = drop_new(core, &drop, err);
         if (r < 0)
             return r;
@@ -110,6 +126,11 @@ static bool model_on_duck(const struct core_model *model, uint32_t duck)
     return false;
 }
 
+static bool same_slots(const struct core_model *a, const struct core_model *b)
+{
+    return a == b || (a->plan && b->plan && memcmp(a->key, b->key, DIGEST_SIZE) == 0);
+}
+
 int core_invalidate(struct core *core, uint64_t now, const char *name, const char *duck_name, uint64_t *ret_drop, struct err *err)
 {
     struct core_model *model = name ? core_model_find(core, name) : NULL;
@@ -124,15 +145,20 @@ int core_invalidate(struct core *core, uint64_t now, const char *name, const cha
         err_value_str(err, "duck", duck_name);
         return -ENOENT;
     }
+    if (model && !model->plan) { /* it never had a slot */
+        close_model(core, now, (uint32_t)(model - core->models), "its load was called off by an invalidation");
+        *ret_drop = 0;
+        return 0;
+    }
     struct core_drop *drop;
     int r = drop_new(core, &drop, err);
     if (r < 0)
         return r;
-    drop->all = !model || !model->plan;
-    if (model && model->plan)
+    drop->all = !model;
+    if (model)
         memcpy(drop->key, model->key, DIGEST_SIZE);
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
-        if (core->models[i].used && (!model || model == &core->models[i]) && model_on_duck(&core->models[i], duck))
+        if (core->models[i].used && (!model || same_slots(model, &core->models[i])) && model_on_duck(&core->models[i], duck))
             close_model(core, now, i, "its cache was invalidated, load it again");
     for (uint32_t i = 0; i < core->duck_count; i++)
         if ((duck == CORE_NONE || duck == i) && (!model || model_on_duck(model, i)))
@@ -148,16 +174,6 @@ void core_dropped(struct core *core, uint64_t now, uint32_t index, uint64_t id, 
     struct core_drop *drop = core_drop_find(core, id);
     if (!drop || !drop->waiting[index])
         return;
-    struct core_duck *duck = &core->ducks[index];
-    size_t kept = 0;
-    duck->used_bytes = 0;
-    for (size_t i = 0; i < duck->slot_count; i++) {
-        if (drop->all || memcmp(duck->slots[i].model_key, drop->key, DIGEST_SIZE) == 0)
-            continue;
-        duck->used_bytes += duck->slots[i].bytes;
-        duck->slots[kept++] = duck->slots[i];
-    }
-    duck->slot_count = kept;
     drop->freed_bytes += freed_bytes;
     drop->waiting[index] = false;
     if (!drop_waits(core, drop))

@@ -36,7 +36,7 @@ int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t mod
     free(job->missing);
     *job = (struct core_job){
         .used = true,
-        .id = core->next_id++,
+        .id = core->next_job++,
         .kind = kind,
         .model = model,
         .layer = CORE_NONE,
@@ -49,6 +49,23 @@ int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t mod
     return 0;
 }
 
+/* Several changes before the next look are one notice. */
+void core_job_changed(struct core *core, uint64_t id)
+{
+    for (size_t i = 0; i < core->action_count; i++) {
+        const struct core_action *action = &core->actions[(core->action_first + i) % core->action_capacity];
+        if (action->type == CORE_ACT_JOB_CHANGED && action->id == id)
+            return;
+    }
+    core_push(core, CORE_ACT_JOB_CHANGED, CORE_NONE, id);
+}
+
+static bool job_waits(struct core *core, const struct core_job *job)
+{
+    const struct core_job *other = job->waits_for ? core_job_find(core, job->waits_for) : NULL;
+    return other && !core_job_over(other);
+}
+
 /* While ducks are starting for the first time nobody knows what the fleet is; jobs wait that out. */
 void core_job_start_queued(struct core *core)
 {
@@ -57,7 +74,7 @@ void core_job_start_queued(struct core *core)
             return;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *job = &core->jobs[i];
-        if (!job->used || job->state != CORE_JOB_QUEUED)
+        if (!job->used || job->state != CORE_JOB_QUEUED || job_waits(core, job))
             continue;
         job->state = CORE_JOB_RUNNING;
         job->phase = CORE_PHASE_OPEN;
@@ -76,7 +93,8 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
         core->models[job->model].job = 0;
     if (job->streaming)
         core_push(core, CORE_ACT_STREAM_CANCEL, CORE_NONE, job->id);
-    core_push(core, CORE_ACT_JOB_CHANGED, CORE_NONE, job->id);
+    core_job_changed(core, job->id);
+    core_job_start_queued(core); /* those that waited for it */
 }
 
 int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *err)

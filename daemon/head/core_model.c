@@ -14,6 +14,16 @@ struct core_model *core_model_find(struct core *core, const char *name)
     return NULL;
 }
 
+const struct core_model *core_model_sharing(const struct core *core, const struct core_model *model, const uint8_t key[DIGEST_SIZE])
+{
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
+        const struct core_model *other = &core->models[i];
+        if (other->used && other != model && other->plan && memcmp(other->key, key, DIGEST_SIZE) == 0)
+            return other;
+    }
+    return NULL;
+}
+
 static uint32_t index_of(const struct core *core, const struct core_model *model)
 {
     return (uint32_t)(model - core->models);
@@ -115,8 +125,10 @@ int core_load(struct core *core, uint64_t now, const struct core_load_request *r
     model->want_tp = request->tp;
     model->want_multiple_of = request->multiple_of;
     model->want_strategy = request->strategy;
-    if (model->state != CORE_MODEL_READY)
+    if (model->state != CORE_MODEL_READY) {
         model->state = CORE_MODEL_LOADING;
+        model->error = (struct err){0};
+    }
     *ret_job = job->id;
     core_job_start_queued(core);
     return 0;
@@ -222,13 +234,22 @@ static int check_room(const struct core *core, const struct core_model *model, c
     return -ENOSPC;
 }
 
-/* Checkpoint bytes of one slot: what a load reads for it. */
-static uint64_t slot_source_bytes(const struct core_model *model, uint32_t layer, uint32_t rank)
+/* Checkpoint bytes that a load reads for one rank of a layer: its rows of gate and up. */
+static uint64_t rank_source_bytes(const struct core_model *model, uint32_t layer, uint32_t rank)
 {
     const struct plan_rank *share = &model->plan->ranks[rank];
     uint64_t neurons = model->arch->layer_is_moe[layer] ? (uint64_t)share->routed.neurons * model->arch->experts + share->shared.neurons
                                                         : share->dense.neurons;
-    return neurons * model->arch->hidden * 3;
+    return neurons * model->arch->hidden * 2;
+}
+
+/* And once for all its ranks: down, whose rows all ranks share. */
+static uint64_t layer_source_bytes(const struct core_model *model, uint32_t layer)
+{
+    const struct arch *arch = model->arch;
+    uint64_t neurons =
+        arch->layer_is_moe[layer] ? (uint64_t)arch->moe_intermediate * arch->experts + arch->shared_intermediate : arch->dense_intermediate;
+    return neurons * arch->hidden;
 }
 
 static int list_missing(const struct core *core, const struct core_model *model, struct core_job *job, struct err *err)
@@ -240,12 +261,15 @@ static int list_missing(const struct core *core, const struct core_model *model,
     for (uint32_t layer = 0; layer < model->arch->layers; layer++) {
         if (job->layer != CORE_NONE && job->layer != layer)
             continue;
+        size_t before = job->missing_count;
         for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
             if (!job->force && core_model_has_slot(core, model, layer, rank))
                 continue;
             job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
-            job->total_bytes += slot_source_bytes(model, layer, rank);
+            job->total_bytes += rank_source_bytes(model, layer, rank);
         }
+        if (job->missing_count > before)
+            job->total_bytes += layer_source_bytes(model, layer);
     }
     for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
         int r = check_room(core, model, job, rank, err);
@@ -274,12 +298,30 @@ static int make_plan(const struct core *core, const struct core_model *model, co
             request.memory_bytes = duck->hello.capacity_bytes;
     }
     if (!request.ducks)
-        return err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up; fp9d needs local_ducks or [duck] sections");
+        return err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up (local_ducks in fp9d.conf or --local-ducks says how many to run)");
     return plan_make(arch, &request, ret_plan, err);
 }
 
+/* Two names may share one set of slots (same weights, same plan); but only one at a time may prepare it, and not under the other's feet.
+ * 1: the other prepares it right now, so this job waits. */
+static int check_shared(const struct core *core, const struct core_model *model, struct core_job *job, const uint8_t key[DIGEST_SIZE],
+                        struct err *err)
+{
+    const struct core_model *other = core_model_sharing(core, model, key);
+    if (!other || other->state == CORE_MODEL_FAILED || other->state == CORE_MODEL_UNLOADED)
+        return 0;
+    if (other->job) {
+        job->waits_for = other->job;
+        return 1;
+    }
+    err_set(err, -EBUSY, ERR_BUSY, "model %s: has the weights and the plan of model %s, which is %s; prepare that one, or unload it first",
+            model->name, other->name, core_model_state_text(other->state));
+    err_value_str(err, "model", other->name);
+    return -EBUSY;
+}
+
 /* Everything is worked out on a copy of the model and taken over only when all of it holds, so that a refused load leaves a loaded
- * model as it was. */
+ * model as it was. 1: nothing was taken over, the job waits for another. */
 static int plan_load(struct core *core, uint64_t now, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint,
                      struct err *err)
 {
@@ -302,7 +344,9 @@ static int plan_load(struct core *core, uint64_t now, struct core_job *job, stru
     next.plan = plan;
     next.duck_of_rank = duck_of_rank;
     r = list_missing(core, &next, job, err);
-    if (r < 0)
+    if (r == 0 && job->missing_count)
+        r = check_shared(core, model, job, next.key, err);
+    if (r)
         return r;
     bool same_key = model->plan && memcmp(model->key, next.key, DIGEST_SIZE) == 0;
     size_t total = (job->layer == CORE_NONE ? arch->layers : 1) * (size_t)plan->tp;
@@ -361,9 +405,17 @@ void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch 
     }
     job->started_ns = now;
     struct err err = {0};
-    if (plan_load(core, now, job, arch, checkpoint, &err) < 0) {
+    int r = plan_load(core, now, job, arch, checkpoint, &err);
+    if (r) {
         arch_free(arch);
-        fail(core, now, job, &err);
+        if (r < 0) {
+            fail(core, now, job, &err);
+            return;
+        }
+        free(job->missing);
+        job->missing = NULL;
+        job->missing_count = job->total_bytes = 0;
+        job->state = CORE_JOB_QUEUED;
         return;
     }
     if (!job->missing_count) {
@@ -375,7 +427,7 @@ void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch 
     job->phase = CORE_PHASE_PREPARE;
     job->streaming = true;
     core_push(core, CORE_ACT_STREAM, CORE_NONE, job->id);
-    core_push(core, CORE_ACT_JOB_CHANGED, CORE_NONE, job->id);
+    core_job_changed(core, job->id);
 }
 
 /* ---- slots arrive ---- */
@@ -387,7 +439,7 @@ void core_stream_progress(struct core *core, uint64_t id, uint64_t read_bytes, u
         return;
     job->read_bytes = read_bytes;
     job->sent_bytes = sent_bytes;
-    core_push(core, CORE_ACT_JOB_CHANGED, CORE_NONE, job->id);
+    core_job_changed(core, job->id);
 }
 
 void core_stream_ended(struct core *core, uint64_t now, uint64_t id, const struct err *err)

@@ -9,11 +9,14 @@ void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck);
 void core_model_reconcile(struct core *core, uint64_t now, uint32_t model);
 void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck);
 void core_session_model_ready(struct core *core, uint32_t model);
+void core_job_changed(struct core *core, uint64_t id);
 void core_job_start_queued(struct core *core);
 void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err);
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
+/* Another model of the same key, whose slots are the same ones; NULL: none. */
+const struct core_model *core_model_sharing(const struct core *core, const struct core_model *model, const uint8_t key[DIGEST_SIZE]);
 int core_assign(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t tp, uint32_t *ret_duck_of_rank, struct err *err);
 void core_session_model_gone(struct core *core, uint64_t now, uint32_t model, const struct err *err);
 void core_drop_duck_lost(struct core *core, uint32_t duck);

@@ -6,13 +6,15 @@
 #include "daemon/head/core_parts.h"
 #include "kernels/kernels.h"
 
-static int check(const struct core *core, const struct core_session *session, uint32_t layer, uint32_t tokens, uint32_t top_k,
-                 struct err *err)
+int core_step_check(struct core *core, uint64_t id, uint32_t layer, uint32_t tokens, struct err *err)
 {
+    const struct core_session *session = core_session_find(core, id);
+    if (!session)
+        return err_set(err, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 ": there is none of that number", id);
     const struct core_model *model = &core->models[session->model];
     if (session->err.code) {
         err_copy(err, &session->err);
-        return err ? err->code : -EAGAIN;
+        return session->err.code;
     }
     if (session->step.running)
         return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": a step of it is running; one at a time", session->id);
@@ -29,7 +31,12 @@ static int check(const struct core *core, const struct core_session *session, ui
         err_value_int(err, "max_tokens", session->max_tokens);
         return -EINVAL;
     }
-    bool moe = model->arch->layer_is_moe[layer];
+    return 0;
+}
+
+static int check_routing(const struct core *core, const struct core_session *session, uint32_t layer, uint32_t top_k, struct err *err)
+{
+    bool moe = core->models[session->model].arch->layer_is_moe[layer];
     if (moe && (!top_k || top_k > session->top_k_max)) {
         err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is a MoE layer: topk_ids must hold 1 to %u experts a token, not %u", layer,
                 session->top_k_max, top_k);
@@ -38,11 +45,18 @@ static int check(const struct core *core, const struct core_session *session, ui
     }
     if (!moe && top_k)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is dense: it takes no topk_ids and topk_weights", layer);
+    return 0;
+}
+
+/* Every rank can take the step, or will when its duck has opened the session again. */
+static int check_ranks(const struct core *core, const struct core_session *session, const char *phase, uint32_t layer, struct err *err)
+{
+    const struct core_model *model = &core->models[session->model];
     for (uint32_t rank = 0; rank < session->tp; rank++) {
         uint32_t duck = session->duck_of_rank[rank];
         if (core->ducks[duck].state != CORE_DUCK_UP) {
-            core_err_duck_lost(core, duck, "decode", layer, err);
-            return err ? err->code : -EHOSTDOWN;
+            core_err_duck_lost(core, duck, phase, layer, err);
+            return -EHOSTDOWN;
         }
         if (session->ranks[rank] == CORE_RANK_CLOSED) {
             err_set(err, -EAGAIN, ERR_NOT_READY, "model %s is %s: duck %s is being prepared again", model->name,
@@ -71,9 +85,11 @@ int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t laye
                      struct err *err)
 {
     struct core_session *session = core_session_find(core, id);
-    if (!session)
-        return err_set(err, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 ": there is none of that number", id);
-    int r = check(core, session, layer, tokens, top_k, err);
+    int r = core_step_check(core, id, layer, tokens, err);
+    if (r == 0)
+        r = check_routing(core, session, layer, top_k, err);
+    if (r == 0)
+        r = check_ranks(core, session, prefill ? "prefill" : "decode", layer, err);
     if (r < 0)
         return r;
     bool *answered = session->step.answered;

@@ -50,12 +50,26 @@ void load_forget(struct head *head, uint64_t job)
     }
 }
 
+/* "No such file" is a poor answer when the file is there and only the unit hides it (PrivateTmp), or the service's user may not see it. */
+static void explain_hidden(const char *path, struct err *err)
+{
+    bool tmp = strncmp(path, "/tmp/", 5) == 0 || strncmp(path, "/var/tmp/", 9) == 0;
+    if (!getenv("INVOCATION_ID")) /* set by systemd for its services */
+        return;
+    if (err->code == -ENOENT && tmp)
+        err_prefix(err, "fp9d's service has a /tmp of its own (PrivateTmp), so keep checkpoints elsewhere");
+    else if (err->code == -EACCES)
+        err_prefix(err, "fp9d's service runs as user %u", (unsigned)geteuid());
+}
+
 /* Disk worker. */
 static void open_run(void *user)
 {
     struct load *load = user;
-    if (arch_read(load->path, &load->arch, &load->err) < 0)
+    if (arch_read(load->path, &load->arch, &load->err) < 0) {
+        explain_hidden(load->path, &load->err);
         return;
+    }
     if (checkpoint_open(load->path, load->arch, &load->checkpoint, &load->err) < 0)
         return;
     const char *ignored = checkpoint_ignored(load->checkpoint);

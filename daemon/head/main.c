@@ -12,6 +12,7 @@
 #include "daemon/head/conf.h"
 #include "daemon/head/core.h"
 #include "daemon/head/head_run.h"
+#include "daemon/head/local.h"
 #include "kernels/kernels.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
@@ -146,14 +147,21 @@ int main(int argc, char **argv)
     if (r)
         return r > 0 ? 0 : 2;
     log_set_program("fp9d");
+    umask(077); /* the state directory is nobody else's; the control socket sets its own */
     if (stderr_is_journal())
         log_set_sink(journal_sink);
     _cleanup_(conf_freep) struct conf *conf = NULL;
     r = read_configuration(&args, &conf, &err);
     if (r == 0)
         r = kernels_select(getenv("FP9_CPU"), &err);
-    if (r == 0 && args.check_config)
+    if (r == 0 && conf->local_ducks) {
+        char cores[1024];
+        r = local_share_cores(conf->local_cores, 0, conf->local_ducks, cores, sizeof cores, &err);
+    }
+    if (r == 0 && args.check_config) {
+        puts("fp9d: the configuration is good");
         return 0;
+    }
     if (r == 0) {
         enum log_level level = LOG_LEVEL_INFO;
         log_level_parse(conf->log_level, &level);

@@ -47,6 +47,8 @@ void rpc_step_failed(struct head *head, uint64_t session);
 void rpc_session_ready(struct head *head, uint64_t session);
 void rpc_session_failed(struct head *head, uint64_t session);
 
+/* An error as a value in a list: {name, message, ...}, as fp9ctl prints errors too. */
+json_t *rpc_error_flat(const struct err *err);
 json_t *rpc_ducks_json(const struct head *head);
 json_t *rpc_models_json(const struct head *head);
 
@@ -54,8 +56,13 @@ json_t *rpc_models_json(const struct head *head);
 
 struct waiters *waiters_new(void); /* aborts when out of memory */
 void waiters_free(struct waiters *waiters);
-/* The id is kept (incref). `watch`: progress notifications only, no reply. */
-void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, uint64_t thing, bool watch);
+enum waiters_kind {
+    WAITERS_JOB,   /* the request is answered when the job is over */
+    WAITERS_WATCH, /* progress notifications of a job; the request was answered already */
+    WAITERS_DROP,  /* the request is answered when the drop is done */
+};
+/* `thing` is the number of the job or drop; the request's id is kept (incref). */
+void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, enum waiters_kind kind, uint64_t thing);
 void waiters_client_gone(struct waiters *waiters, uint64_t client);
 /* CORE_ACT_JOB_CHANGED and CORE_ACT_DROP_DONE. */
 void waiters_job_changed(struct head *head, const struct core_job *job);

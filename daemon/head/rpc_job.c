@@ -5,11 +5,19 @@
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 
+json_t *rpc_error_flat(const struct err *err)
+{
+    json_t *error = rpc_error_json(err), *flat = json_incref(json_object_get(error, "data"));
+    json_object_set(flat, "message", json_object_get(error, "message"));
+    json_decref(error);
+    return flat;
+}
+
 static json_t *job_json(const struct core_job *job)
 {
     json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:o, s:o}", "id", (json_int_t)job->id, "kind", job->kind, "model", job->model_name,
                              "state", core_job_state_text(job->state), "progress", rpc_real(core_job_progress(job)), "error",
-                             job->err.code ? rpc_error_json(&job->err) : json_null());
+                             job->err.code ? rpc_error_flat(&job->err) : json_null());
     json_object_set_new(json, "layer", job->layer == CORE_NONE ? json_null() : json_integer(job->layer));
     return json;
 }
@@ -51,7 +59,7 @@ int rpc_job_wait(const struct call *call, json_t **ret_result, struct err *err)
     const struct core_job *job = find(call, err);
     if (!job)
         return -ENOENT;
-    waiters_add(call->head->waiters, call->client, call->id, job->id, false);
+    waiters_add(call->head->waiters, call->client, call->id, WAITERS_JOB, job->id);
     if (core_job_over(job))
         waiters_job_changed(call->head, job);
     return RPC_LATER;

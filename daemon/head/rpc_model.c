@@ -13,8 +13,8 @@ static json_t *model_json(const struct core_model *model)
     json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "name", model->name, "path", model->path, "family",
                              model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key",
                              key, "cache", model->cache);
-    json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : 0));
-    json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : 0));
+    json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : model->want_tp));
+    json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : model->want_multiple_of));
     json_object_set_new(json, "strategy", json_string(model->plan ? plan_strategy_name(model->plan->strategy) : ""));
     json_object_set_new(json, "layers", json_integer(model->arch ? model->arch->layers : 0));
     json_object_set_new(json, "hidden_size", json_integer(model->arch ? model->arch->hidden : 0));
@@ -29,7 +29,7 @@ static json_t *model_json(const struct core_model *model)
         json_object_set_new(json, "layer_kinds", json_string(kinds));
     }
     if (model->error.code)
-        json_object_set_new(json, "error", rpc_error_json(&model->error));
+        json_object_set_new(json, "error", rpc_error_flat(&model->error));
     return json;
 }
 
@@ -73,7 +73,7 @@ int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err
     r = core_load(call->head->core, clock_now_ns(), &request, &job, err);
     if (r < 0)
         return r;
-    waiters_add(call->head->waiters, call->client, call->id, job, true);
+    waiters_add(call->head->waiters, call->client, call->id, WAITERS_WATCH, job);
     *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
     return 0;
 }
@@ -86,7 +86,7 @@ int rpc_prepare(const struct call *call, json_t **ret_result, struct err *err)
                          layer < 0 ? CORE_NONE : (uint32_t)layer, &job, err);
     if (r < 0)
         return r;
-    waiters_add(call->head->waiters, call->client, call->id, job, true);
+    waiters_add(call->head->waiters, call->client, call->id, WAITERS_WATCH, job);
     *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
     return 0;
 }
@@ -99,7 +99,7 @@ static int after_drop(const struct call *call, int r, uint64_t drop, json_t **re
         *ret_result = json_pack("{s:i, s:[]}", "freed_bytes", 0, "pending");
         return 0;
     }
-    waiters_add(call->head->waiters, call->client, call->id, drop, false);
+    waiters_add(call->head->waiters, call->client, call->id, WAITERS_DROP, drop);
     return RPC_LATER;
 }
 

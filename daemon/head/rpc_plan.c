@@ -12,18 +12,19 @@ struct planning {
     json_t *id; /* owned */
     char path[CORE_PATH_MAX];
     struct plan_request request;
+    uint32_t fleet; /* ducks that can take a rank; 0: unknown or none */
     struct arch *arch;
     struct plan *plan;
     struct err err;
 };
 
-static json_t *legal_json(const struct plan *plan)
+static json_t *legal_json(const struct plan *plan, uint32_t fleet)
 {
     json_t *legal = json_array();
     for (size_t i = 0; i < PLAN_MULTIPLES; i++)
         json_array_append_new(legal, json_pack("{s:I, s:I, s:I}", "multiple_of", (json_int_t)plan->legal[i].multiple_of, "tp_max",
                                                (json_int_t)plan->legal[i].tp_max, "tp_max_fleet",
-                                               (json_int_t)plan->legal[i].tp_max_fleet));
+                                               (json_int_t)(fleet && fleet < plan->legal[i].tp_max_fleet ? fleet : plan->legal[i].tp_max_fleet)));
     return legal;
 }
 
@@ -41,10 +42,21 @@ static json_t *ranks_json(const struct plan *plan)
     return ranks;
 }
 
-static json_t *plan_json(const struct arch *arch, const struct plan *plan)
+/* Why the checkpoint cannot be loaded as planned, or NULL. */
+static const char *obstacle(const struct arch *arch, const struct plan *plan, uint32_t fleet)
+{
+    if (!arch->quantized)
+        return "config.json has no quantization_config: this is the plan of its 128x128-block FP8 conversion; the checkpoint as it is "
+               "cannot be loaded";
+    if (fleet && plan->tp > fleet)
+        return "this fleet has fewer ducks than the plan has ranks";
+    return NULL;
+}
+
+static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t fleet)
 {
     json_t *json = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o}", "family", arch_family_name(arch), "tp", (json_int_t)plan->tp, "multiple_of",
-                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal", legal_json(plan),
+                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal", legal_json(plan, fleet),
                              "ranks", ranks_json(plan));
     json_object_set_new(json, "bytes_total", json_integer((json_int_t)plan->bytes_total));
     json_object_set_new(json, "padding", json_integer((json_int_t)plan->padding_bytes));
@@ -54,10 +66,14 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan)
     json_object_set_new(json, "rebuild_send_bytes", json_integer((json_int_t)plan->rebuild_send_bytes));
     json_object_set_new(json, "predicted_tokens_per_second", rpc_real(plan->predicted_tokens_per_second));
     json_object_set_new(json, "explanation", json_string(plan->explanation));
-    json_object_set_new(json, "loadable", json_boolean(arch->quantized));
-    if (!arch->quantized)
-        json_object_set_new(json, "note", json_string("config.json has no quantization_config: this is the plan of its 128x128-block FP8 "
-                                                      "conversion; the checkpoint as it is cannot be loaded"));
+    char assumes[160];
+    snprintf(assumes, sizeof assumes, "%.0f GB/s of memory and %.2f GB/s of link for each duck, %.0f us a step besides; attention not counted",
+             PLAN_DUCK_READ_BYTES_PER_S / 1e9, PLAN_LINK_BYTES_PER_S / 1e9, PLAN_STEP_S * 1e6);
+    json_object_set_new(json, "prediction_assumes", json_string(assumes));
+    const char *note = obstacle(arch, plan, fleet);
+    json_object_set_new(json, "loadable", json_boolean(!note));
+    if (note)
+        json_object_set_new(json, "note", json_string(note));
     return json;
 }
 
@@ -74,7 +90,7 @@ static void planning_done(void *user)
     struct planning *planning = user;
     struct control *control = planning->head->control;
     if (planning->plan)
-        control_reply(control, planning->client, planning->id, plan_json(planning->arch, planning->plan), -1);
+        control_reply(control, planning->client, planning->id, plan_json(planning->arch, planning->plan, planning->fleet), -1);
     else
         control_reply_error(control, planning->client, planning->id, &planning->err);
     arch_free(planning->arch);
@@ -83,24 +99,20 @@ static void planning_done(void *user)
     free(planning);
 }
 
-/* What the fleet offers, unless the request says: ducks in service and the smallest weight buffer among them. */
-static void fleet_defaults(const struct core *core, struct plan_request *request)
+/* Ducks that can take a rank, and the smallest weight buffer among them. */
+static uint32_t fleet_of(const struct core *core, uint64_t *ret_memory)
 {
     uint32_t ducks = 0;
-    uint64_t memory = 0;
+    *ret_memory = 0;
     for (uint32_t i = 0; i < core->duck_count; i++) {
         const struct core_duck *duck = &core->ducks[i];
         if (duck->spare || !duck->ever_up)
             continue;
         ducks++;
-        if (!memory || duck->hello.capacity_bytes < memory)
-            memory = duck->hello.capacity_bytes;
+        if (!*ret_memory || duck->hello.capacity_bytes < *ret_memory)
+            *ret_memory = duck->hello.capacity_bytes;
     }
-    if (!request->ducks) {
-        request->ducks = ducks;
-        if (!request->memory_bytes)
-            request->memory_bytes = memory;
-    }
+    return ducks;
 }
 
 int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
@@ -119,13 +131,17 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
     int r = strategy ? plan_strategy_parse(strategy, &request.strategy, err) : 0;
     if (r < 0)
         return r;
-    /* A tp that is asked for may go beyond today's fleet: plan is how one finds out what to buy. */
-    if (!request.tp)
-        fleet_defaults(call->head->core, &request);
+    uint64_t memory;
+    uint32_t fleet = request.ducks ? request.ducks : fleet_of(call->head->core, &memory);
+    /* A tp that is asked for may go beyond today's fleet: plan is how one finds out what to buy. The answer says so. */
+    if (!request.tp && !request.ducks) {
+        request.ducks = fleet;
+        request.memory_bytes = request.memory_bytes ? request.memory_bytes : memory;
+    }
     struct planning *planning = calloc(1, sizeof *planning);
     if (!planning)
         return err_no_memory(err, "plan", sizeof *planning);
-    *planning = (struct planning){.head = call->head, .client = call->client, .id = json_incref((json_t *)call->id), .request = request};
+    *planning = (struct planning){.head = call->head, .client = call->client, .id = json_incref((json_t *)call->id), .request = request, .fleet = fleet};
     memcpy(planning->path, path, strlen(path) + 1);
     worker_submit(call->head->disk, planning_run, planning_done, planning);
     return RPC_LATER;

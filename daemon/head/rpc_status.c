@@ -1,6 +1,7 @@
 /* status, duck.list, cache.list: reading what the core knows. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
@@ -54,15 +55,25 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
     return 0;
 }
 
-static json_t *slot_json(const struct core_duck *duck, const struct msg_slot *slot)
+/* Names of the models whose slots these are; none when they are left of an unloaded one or of an older plan. */
+static json_t *models_of(const struct core *core, const struct msg_slot *slot)
+{
+    json_t *names = json_array();
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
+        if (core->models[i].used && core->models[i].plan && memcmp(core->models[i].key, slot->model_key, DIGEST_SIZE) == 0)
+            json_array_append_new(names, json_string(core->models[i].name));
+    return names;
+}
+
+static json_t *slot_json(const struct core *core, const struct core_duck *duck, const struct msg_slot *slot)
 {
     char key[DIGEST_HEX_SIZE], checksum[17];
     digest_hex(slot->model_key, key);
     snprintf(checksum, sizeof checksum, "%016" PRIx64, slot->checksum);
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:I, s:I}", "duck", duck->name, "model_key", key, "layer",
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:I, s:I, s:o}", "duck", duck->name, "model_key", key, "layer",
                      (json_int_t)slot->layer, "kind", slot->kind == MSG_SLOT_MOE ? "moe" : "dense", "state",
                      slot->state == MSG_SLOT_FINISHED ? "finished" : "filling", "bytes", (json_int_t)slot->bytes, "checksum", checksum,
-                     "rank", (json_int_t)slot->rank, "tp", (json_int_t)slot->tp, "multiple_of", (json_int_t)slot->multiple_of);
+                     "rank", (json_int_t)slot->rank, "tp", (json_int_t)slot->tp, "multiple_of", (json_int_t)slot->multiple_of, "models", models_of(core, slot));
 }
 
 int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err)
@@ -72,7 +83,7 @@ int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err
     const struct core *core = call->head->core;
     for (uint32_t i = 0; i < core->duck_count; i++)
         for (size_t s = 0; core->ducks[i].state == CORE_DUCK_UP && s < core->ducks[i].slot_count; s++)
-            json_array_append_new(slots, slot_json(&core->ducks[i], &core->ducks[i].slots[s]));
+            json_array_append_new(slots, slot_json(core, &core->ducks[i], &core->ducks[i].slots[s]));
     *ret_result = json_pack("{s:o}", "slots", slots);
     return 0;
 }

@@ -19,7 +19,7 @@ struct tensor {
 
 static int shape_err(struct err *err, const char *name, const char *what, uint64_t got, uint64_t want)
 {
-    err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %s %" PRIu64 ", must be %" PRIu64, name, what, got, want);
+    err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %s %" PRIu64 "; %" PRIu64 " would be right", name, what, got, want);
     err_value_str(err, "tensor", name);
     err_value_int(err, "got", (long long)got);
     err_value_int(err, "expected", (long long)want);
@@ -121,7 +121,7 @@ static int top_k_of(const struct call *call, const struct session *session, cons
     if (!k)
         k = session->top_k_max;
     if (k > session->top_k_max)
-        return shape_err(err, ids->name, "top_k is above the session's top_k_max: it is", k, session->top_k_max);
+        return shape_err(err, ids->name, "more columns than the session's top_k_max:", k, session->top_k_max);
     *ret_top_k = (uint32_t)k;
     return 0;
 }
@@ -187,20 +187,15 @@ static int take_step(const struct call *call, struct session *session, bool pref
     const struct core_model *model = &core->models[core_session->model];
     uint32_t tokens = (uint32_t)rpc_param_int(call->params, "tokens", 0), layer = (uint32_t)rpc_param_int(call->params, "layer", 0),
              top_k = 0;
-    if (session->step_id)
-        return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": a step of it is running; one at a time", session->id);
-    if (core_session->err.code) {
-        err_copy(err, &core_session->err);
-        return err->code;
-    }
-    if (tokens > session->max_tokens)
-        return shape_err(err, "tokens", "is above the session's max_tokens: it is", tokens, session->max_tokens);
+    int r = core_step_check(core, session->id, layer, tokens, err);
+    if (r < 0)
+        return r;
     struct tensor x, ids, weights, y;
     read_tensor(call->params, "x", &x);
     read_tensor(call->params, "topk_ids", &ids);
     read_tensor(call->params, "topk_weights", &weights);
     read_tensor(call->params, "y", &y);
-    int r = copies(session, err);
+    r = copies(session, err);
     if (r == 0)
         r = take_routing(call, session, &ids, &weights, tokens, model->arch->experts, &top_k, err);
     if (r == 0)

@@ -10,8 +10,8 @@
 struct waiter {
     struct waiter *next;
     uint64_t client, thing;
+    enum waiters_kind kind;
     json_t *id; /* owned; of the request to answer */
-    bool watch;
     uint64_t notified_ns;
 };
 
@@ -49,13 +49,13 @@ void waiters_free(struct waiters *waiters)
     free(waiters);
 }
 
-void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, uint64_t thing, bool watch)
+void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, enum waiters_kind kind, uint64_t thing)
 {
     struct waiter *waiter = calloc(1, sizeof *waiter);
     if (!waiter)
         abort();
     *waiter = (struct waiter){
-        .next = waiters->first, .client = client, .thing = thing, .id = json_incref((json_t *)id), .watch = watch};
+        .next = waiters->first, .client = client, .kind = kind, .thing = thing, .id = json_incref((json_t *)id)};
     waiters->first = waiter;
 }
 
@@ -121,11 +121,12 @@ void waiters_job_changed(struct head *head, const struct core_job *job)
     bool over = core_job_over(job);
     for (struct waiter **at = &head->waiters->first; *at;) {
         struct waiter *waiter = *at;
-        if (waiter->thing != job->id || (!over && !waiter->watch)) {
+        bool watches = waiter->kind == WAITERS_WATCH;
+        if (waiter->kind == WAITERS_DROP || waiter->thing != job->id || (!over && !watches)) {
             at = &waiter->next;
             continue;
         }
-        if (waiter->watch)
+        if (watches)
             notify(head, waiter, job, now);
         else
             answer(head, waiter, job);
@@ -140,7 +141,7 @@ void waiters_drop_done(struct head *head, const struct core_drop *drop)
 {
     for (struct waiter **at = &head->waiters->first; *at;) {
         struct waiter *waiter = *at;
-        if (waiter->thing != drop->id) {
+        if (waiter->kind != WAITERS_DROP || waiter->thing != drop->id) {
             at = &waiter->next;
             continue;
         }

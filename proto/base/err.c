@@ -86,6 +86,9 @@ static enum err_name name_of_errno(int number)
     case EACCES:
     case EPERM: return ERR_DENIED;
     case ENOENT: return ERR_NO_SUCH;
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG: return ERR_BAD_REQUEST;
     default: return ERR_INTERNAL;
     }
 }

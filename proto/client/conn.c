@@ -37,7 +37,7 @@ static int connect_to(const char *path, int *ret_fd, struct err *err)
     while (r < 0 && errno == EINTR);
     if (r < 0) {
         bool absent = errno == ENOENT || errno == ECONNREFUSED;
-        err_errno(err, "no fp9d at %s", path);
+        err_errno(err, absent ? "no fp9d at %s" : "fp9d at %s cannot be reached", path);
         if (absent && err)
             err->name = ERR_NOT_READY;
         return err ? err->code : -ECONNREFUSED;

@@ -254,6 +254,37 @@ static void test_unload_and_invalidate(void **state)
     sim_stop(&sim);
 }
 
+/* Two names, one set of slots. */
+static void test_shared_slots(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 3, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    const struct core_job *job = sim_load(&sim, "twin", 3, 64);
+    assert_int_equal(job->state, CORE_JOB_DONE);
+    assert_string_equal(core_model_find(sim.core, "twin")->cache, "hit");
+
+    struct core_load_request force = {.path = model(&sim)->path, .name = "twin", .tp = 3, .multiple_of = 64, .force = true};
+    uint64_t id, drop;
+    assert_int_equal(core_load(sim.core, sim.now, &force, &id, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_string_equal(err_name_text(core_job_find(sim.core, id)->err.name), "BUSY"); /* not under tiny's feet */
+    assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
+
+    assert_int_equal(core_unload(sim.core, sim.now, "twin", true, &drop, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(drop, 0); /* nothing was freed: tiny lives on */
+    assert_int_equal(sim.ducks[0].slot_count, 4);
+
+    sim_load(&sim, "twin", 3, 64);
+    assert_int_equal(core_invalidate(sim.core, sim.now, "twin", NULL, &drop, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(model(&sim)->state, CORE_MODEL_UNLOADED); /* both are gone and say so */
+    assert_int_equal(core_model_find(sim.core, "twin")->state, CORE_MODEL_UNLOADED);
+    sim_stop(&sim);
+}
+
 static void test_cancel(void **state)
 {
     (void)state;
@@ -308,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_fp9d_itself_was_stopped),
         cmocka_unit_test(test_backoff),
         cmocka_unit_test(test_unload_and_invalidate),
+        cmocka_unit_test(test_shared_slots),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_chunks),
     };
