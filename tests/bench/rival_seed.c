@@ -12,7 +12,7 @@
 #include "tests/bench/rival.h"
 
 #define CHUNK 64 /* columns: a cache line of a row */
-/* Cold, as a fraction of a pure read on Sapphire Rapids, 2048x7168 / 768x2048 / 7168x64: into L1 1 KiB ahead 0.71 / 0.68 / 0.52, 4 KiB
+/* Cold, as a fraction of a pure read on Emerald Rapids, 2048x7168 / 768x2048 / 7168x64: into L1 1 KiB ahead 0.71 / 0.68 / 0.52, 4 KiB
  * 0.73 / 0.70 / 0.57; into L2 4 KiB 0.75 / 0.68 / 0.59, 16 KiB 0.73 / 0.66 / 0.58. Whole pairs of rows, or it asks for what the other row
  * has. */
 #define PREFETCH 4096
