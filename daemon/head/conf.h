@@ -24,7 +24,7 @@ struct conf {
     uint64_t local_memory; /* bytes of weight buffer per local duck; 0: an equal share of four fifths of RAM */
     char *local_cores;     /* CPU list shared out among local ducks; "": the CPUs fp9d may use */
     bool persistent_judge;
-    char *partials;        /* bf16 f32 */
+    char *partials; /* bf16 f32 */
     uint32_t heartbeat_s, grace_s, deadline_s;
     /* [duck "NAME"] */
     struct conf_duck *ducks;

@@ -19,13 +19,13 @@
 
 #define CONTROL_CLIENTS_MAX 1024
 #define CONTROL_BACKLOG 128
-#define CONTROL_ACCEPT_PAUSE CLOCK_NS_PER_S      /* after EMFILE and the like */
+#define CONTROL_ACCEPT_PAUSE CLOCK_NS_PER_S /* after EMFILE and the like */
 #define CONTROL_COMPLAIN_EVERY (60 * CLOCK_NS_PER_S)
 
 struct control {
     struct head *head;
     int listen_fd, lock_fd;
-    bool own_socket;      /* bound here: removed at the end; a socket of systemd's stays */
+    bool own_socket; /* bound here: removed at the end; a socket of systemd's stays */
     char path[108];
     struct loop_io *io;
     bool paused;

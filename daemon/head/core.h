@@ -23,7 +23,7 @@
 #define CORE_DUCKS_MAX 256
 #define CORE_MODELS_MAX 64
 #define CORE_SESSIONS_MAX 1024
-#define CORE_JOBS_MAX 256          /* finished ones are forgotten, oldest first */
+#define CORE_JOBS_MAX 256 /* finished ones are forgotten, oldest first */
 #define CORE_NAME_MAX 64
 #define CORE_PATH_MAX 4096
 #define CORE_CHUNK_BYTES (64u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
@@ -35,7 +35,7 @@
 enum core_duck_state {
     CORE_DUCK_CONNECTING, /* being started, not yet up since the last loss */
     CORE_DUCK_UP,
-    CORE_DUCK_LOST,       /* waits for its next start */
+    CORE_DUCK_LOST, /* waits for its next start */
 };
 
 struct core_duck {
@@ -47,20 +47,20 @@ struct core_duck {
     uint64_t used_bytes;         /* of its weight buffer: sum of slots */
     struct msg_slot *slots;      /* owned; the duck's header as last told, kept current by SLOT_DONE and DROPPED */
     size_t slot_count, slot_capacity;
-    uint64_t heard_ns;           /* last frame from it */
-    uint64_t pinged_ns;          /* last PING to it */
-    uint64_t state_since_ns;     /* since when connecting or lost */
-    uint64_t backoff_ns;         /* wait before the next start; 0 after it was up for a while */
-    uint64_t start_at_ns;        /* when LOST: next start */
+    uint64_t heard_ns;       /* last frame from it */
+    uint64_t pinged_ns;      /* last PING to it */
+    uint64_t state_since_ns; /* since when connecting or lost */
+    uint64_t backoff_ns;     /* wait before the next start; 0 after it was up for a while */
+    uint64_t start_at_ns;    /* when LOST: next start */
     uint64_t up_since_ns;
-    uint64_t rtt_ns;             /* of the last PING; 0 unknown */
+    uint64_t rtt_ns; /* of the last PING; 0 unknown */
     char lost_reason[256];
 };
 
 /* ---- models ---- */
 
 enum core_model_state {
-    CORE_MODEL_LOADING,    /* its first load runs */
+    CORE_MODEL_LOADING, /* its first load runs */
     CORE_MODEL_READY,
     CORE_MODEL_DEGRADED,   /* a rank's duck is lost */
     CORE_MODEL_RECOVERING, /* ducks are up, missing slots are being prepared again */
@@ -73,15 +73,15 @@ struct core_model {
     char name[CORE_NAME_MAX];
     char path[CORE_PATH_MAX];
     enum core_model_state state;
-    struct arch *arch;     /* owned; NULL until opened once */
-    struct plan *plan;     /* owned; NULL until planned */
+    struct arch *arch; /* owned; NULL until opened once */
+    struct plan *plan; /* owned; NULL until planned */
     uint8_t key[DIGEST_SIZE];
     uint32_t *duck_of_rank; /* owned, [plan->tp] */
-    uint64_t job;          /* running load, 0: none */
-    bool registered;       /* a load of it has succeeded: it comes back by itself */
-    char cache[16];        /* hit, partial, miss: of the last load */
-    char reason[256];      /* of the last load */
-    struct err error;      /* why it is not ready; code 0: nothing */
+    uint64_t job;           /* running load, 0: none */
+    bool registered;        /* a load of it has succeeded: it comes back by itself */
+    char cache[16];         /* hit, partial, miss: of the last load */
+    char reason[256];       /* of the last load */
+    struct err error;       /* why it is not ready; code 0: nothing */
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
     enum plan_strategy want_strategy;
@@ -114,22 +114,22 @@ struct core_job {
     const char *kind; /* "load", "prepare", "recover" */
     uint32_t model;   /* while it runs; afterwards the place may hold another */
     char model_name[CORE_NAME_MAX];
-    uint32_t layer;   /* CORE_NONE: all */
+    uint32_t layer; /* CORE_NONE: all */
     bool force;
     enum core_job_state state;
     enum core_job_phase phase;
-    uint64_t waits_for; /* while QUEUED: another job that prepares the same slots under another name; 0: none */
+    uint64_t waits_for;           /* while QUEUED: another job that prepares the same slots under another name; 0: none */
     struct core_missing *missing; /* owned; slots to prepare, by layer then rank */
     size_t missing_count, missing_done;
-    bool streaming;     /* the loader works for it: it may end only when the loader has let go */
+    bool streaming; /* the loader works for it: it may end only when the loader has let go */
     uint64_t queued_ns, started_ns, ended_ns;
     uint64_t total_bytes, read_bytes, sent_bytes; /* checkpoint bytes to read; read; sent to ducks */
     struct err err;
 };
 
 struct core_load_request {
-    const char *path; /* absolute */
-    const char *name; /* NULL: last component of path */
+    const char *path;         /* absolute */
+    const char *name;         /* NULL: last component of path */
     uint32_t tp, multiple_of; /* 0: the planner chooses */
     enum plan_strategy strategy;
     bool force;
@@ -146,12 +146,12 @@ enum core_rank_session {
 /* One decode or prefill call. A session has room for one at a time. */
 struct core_step {
     bool running;
-    uint64_t id;          /* request id on the links; a late answer to an older one is dropped */
+    uint64_t id; /* request id on the links; a late answer to an older one is dropped */
     uint32_t layer, tokens, top_k;
     bool prefill;
     uint32_t chunk_first, chunk_tokens; /* the tokens now with the ducks */
-    uint32_t waiting;     /* ranks that have not answered this chunk */
-    bool *answered;       /* owned by the session, [tp] */
+    uint32_t waiting;                   /* ranks that have not answered this chunk */
+    bool *answered;                     /* owned by the session, [tp] */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     /* sums over chunks */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
@@ -169,7 +169,7 @@ struct core_session {
     uint32_t max_tokens, top_k_max, chunk_max;
     enum msg_dtype partials, output;
     bool one_shot;
-    bool announced;           /* the client has had its answer to session.open */
+    bool announced;                /* the client has had its answer to session.open */
     enum core_rank_session *ranks; /* owned, [tp] */
     uint32_t *duck_of_rank;        /* owned, [tp] */
     struct err err;
@@ -184,7 +184,7 @@ struct core_session {
 struct core_drop {
     bool used;
     uint64_t id;
-    bool all;                       /* every key */
+    bool all; /* every key */
     uint8_t key[DIGEST_SIZE];
     bool waiting[CORE_DUCKS_MAX];
     bool unreached[CORE_DUCKS_MAX];
@@ -194,26 +194,26 @@ struct core_drop {
 /* ---- actions ---- */
 
 enum core_action_type {
-    CORE_ACT_START_DUCK,    /* duck */
-    CORE_ACT_STOP_DUCK,     /* duck: kill it, its link is given up */
-    CORE_ACT_PING,          /* duck */
-    CORE_ACT_OPEN,          /* id = job: read and check the checkpoint, then core_load_opened */
-    CORE_ACT_STREAM,        /* id = job: send the missing slots, then core_stream_ended */
-    CORE_ACT_STREAM_CANCEL, /* id = job: stop soon; core_stream_ended still follows */
-    CORE_ACT_JOB_CHANGED,   /* id = job: tell waiters and watchers */
-    CORE_ACT_SAVE_MODEL,    /* id = model index */
-    CORE_ACT_FORGET_MODEL,  /* id = model index; the name is still readable while the action is carried out */
-    CORE_ACT_DROP,          /* duck, id = drop: send DROP */
-    CORE_ACT_DROP_DONE,     /* id = drop: answer the client; core_drop_release */
-    CORE_ACT_SESSION_OPEN,  /* duck, id = session */
-    CORE_ACT_SESSION_READY, /* id = session: first time open on all ranks, answer the client */
+    CORE_ACT_START_DUCK,     /* duck */
+    CORE_ACT_STOP_DUCK,      /* duck: kill it, its link is given up */
+    CORE_ACT_PING,           /* duck */
+    CORE_ACT_OPEN,           /* id = job: read and check the checkpoint, then core_load_opened */
+    CORE_ACT_STREAM,         /* id = job: send the missing slots, then core_stream_ended */
+    CORE_ACT_STREAM_CANCEL,  /* id = job: stop soon; core_stream_ended still follows */
+    CORE_ACT_JOB_CHANGED,    /* id = job: tell waiters and watchers */
+    CORE_ACT_SAVE_MODEL,     /* id = model index */
+    CORE_ACT_FORGET_MODEL,   /* id = model index; the name is still readable while the action is carried out */
+    CORE_ACT_DROP,           /* duck, id = drop: send DROP */
+    CORE_ACT_DROP_DONE,      /* id = drop: answer the client; core_drop_release */
+    CORE_ACT_SESSION_OPEN,   /* duck, id = session */
+    CORE_ACT_SESSION_READY,  /* id = session: first time open on all ranks, answer the client */
     CORE_ACT_SESSION_FAILED, /* id = session: err says why; answer the client, then core_session_close */
-    CORE_ACT_SESSION_CLOSE, /* duck, id = session */
-    CORE_ACT_SESSION_GONE,  /* id = session: free what the edges hold for it */
-    CORE_ACT_STEP_CHUNK,    /* id = session: encode the step's current chunk and send it to all ranks */
-    CORE_ACT_STEP_SUM,      /* id = session: every rank has answered this chunk: add up, write y */
-    CORE_ACT_STEP_DONE,     /* id = session: answer the client */
-    CORE_ACT_STEP_FAILED,   /* id = session: step.err says why */
+    CORE_ACT_SESSION_CLOSE,  /* duck, id = session */
+    CORE_ACT_SESSION_GONE,   /* id = session: free what the edges hold for it */
+    CORE_ACT_STEP_CHUNK,     /* id = session: encode the step's current chunk and send it to all ranks */
+    CORE_ACT_STEP_SUM,       /* id = session: every rank has answered this chunk: add up, write y */
+    CORE_ACT_STEP_DONE,      /* id = session: answer the client */
+    CORE_ACT_STEP_FAILED,    /* id = session: step.err says why */
 };
 
 struct core_action {
@@ -237,7 +237,7 @@ struct core {
     struct core_job jobs[CORE_JOBS_MAX];
     struct core_session sessions[CORE_SESSIONS_MAX];
     struct core_drop drops[CORE_DROPS_MAX];
-    uint64_t next_id;  /* of sessions, steps and drops: one number line, so that FAIL's request id is unambiguous */
+    uint64_t next_id; /* of sessions, steps and drops: one number line, so that FAIL's request id is unambiguous */
     uint64_t next_job;
     uint64_t started_ns;
     uint64_t ticked_ns;

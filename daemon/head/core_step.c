@@ -93,8 +93,8 @@ int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t laye
     if (r < 0)
         return r;
     bool *answered = session->step.answered;
-    session->step = (struct core_step){
-        .running = true, .layer = layer, .tokens = tokens, .top_k = top_k, .prefill = prefill, .answered = answered};
+    session->step =
+        (struct core_step){.running = true, .layer = layer, .tokens = tokens, .top_k = top_k, .prefill = prefill, .answered = answered};
     if (tokens)
         send_chunk(core, now, session);
     else {

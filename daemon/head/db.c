@@ -176,8 +176,7 @@ int db_save_model(struct db *db, const struct db_model *model, struct err *err)
               sqlite3_bind_int64(statement, 3, model->tp) == SQLITE_OK &&
               sqlite3_bind_int64(statement, 4, model->multiple_of) == SQLITE_OK &&
               sqlite3_bind_text(statement, 5, model->strategy, -1, SQLITE_STATIC) == SQLITE_OK &&
-              sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK &&
-              sqlite3_step(statement) == SQLITE_DONE;
+              sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
     int r = ok ? 0 : db_err(db, "save model", err);
     sqlite3_finalize(statement);
     return r;

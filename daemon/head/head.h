@@ -19,9 +19,9 @@ struct head {
     struct loop *loop;
     struct core *core;
     struct peer *peers[CORE_DUCKS_MAX]; /* by duck index */
-    struct worker *disk;  /* checkpoint headers, plans, sqlite */
-    struct worker *bulk;  /* streaming of weights */
-    struct db *db;        /* used on the disk worker once the loop runs */
+    struct worker *disk;                /* checkpoint headers, plans, sqlite */
+    struct worker *bulk;                /* streaming of weights */
+    struct db *db;                      /* used on the disk worker once the loop runs */
     struct control *control;
     struct load *loads;       /* list */
     struct session *sessions; /* list */

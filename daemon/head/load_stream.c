@@ -8,8 +8,8 @@
 
 #include "proto/base/size.h"
 
-#define STREAM_CHUNK_BYTES (4u * 1024 * 1024)   /* of codes, read at once and at most in one frame */
-#define STREAM_ON_THE_WAY (32u * 1024 * 1024)   /* framed and not yet written to links */
+#define STREAM_CHUNK_BYTES (4u * 1024 * 1024) /* of codes, read at once and at most in one frame */
+#define STREAM_ON_THE_WAY (32u * 1024 * 1024) /* framed and not yet written to links */
 
 struct load_stream {
     struct head *head;
@@ -20,14 +20,14 @@ struct load_stream {
     uint32_t *duck_of_rank;       /* owned */
     struct core_missing *missing; /* owned */
     size_t missing_count;
-    uint8_t *chunk;               /* owned, STREAM_CHUNK_BYTES + one row group */
+    uint8_t *chunk; /* owned, STREAM_CHUNK_BYTES + one row group */
     size_t chunk_bytes;
-    float *scales;                /* owned, of one frame */
+    float *scales; /* owned, of one frame */
     atomic_bool cancelled;
     _Atomic uint64_t read_bytes, sent_bytes;
     pthread_mutex_t lock;
-    pthread_cond_t less;          /* on_the_way went down, or cancelled */
-    uint64_t on_the_way;          /* under lock */
+    pthread_cond_t less; /* on_the_way went down, or cancelled */
+    uint64_t on_the_way; /* under lock */
 };
 
 /* One layer's missing ranks while it is being sent. */
@@ -378,8 +378,7 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
         uint32_t layer = stream->missing[i].layer;
         size_t count = 0;
         for (; i < stream->missing_count && stream->missing[i].layer == layer; i++)
-            targets[count++] =
-                (struct target){.rank = stream->missing[i].rank, .request = load_stream_request(stream->job, i)};
+            targets[count++] = (struct target){.rank = stream->missing[i].rank, .request = load_stream_request(stream->job, i)};
         int r = stream_layer(stream, checkpoint, layer, targets, count, err);
         if (r < 0)
             return err_prefix(err, "layer %u", layer);

@@ -43,14 +43,10 @@ enum option_code {
 };
 
 static const struct option options[] = {
-    {"config", required_argument, NULL, OPTION_CONFIG},
-    {"socket", required_argument, NULL, OPTION_SOCKET},
-    {"state-dir", required_argument, NULL, OPTION_STATE_DIR},
-    {"local-ducks", required_argument, NULL, OPTION_LOCAL_DUCKS},
-    {"check-config", no_argument, NULL, OPTION_CHECK_CONFIG},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, OPTION_VERSION},
-    {0},
+    {"config", required_argument, NULL, OPTION_CONFIG},       {"socket", required_argument, NULL, OPTION_SOCKET},
+    {"state-dir", required_argument, NULL, OPTION_STATE_DIR}, {"local-ducks", required_argument, NULL, OPTION_LOCAL_DUCKS},
+    {"check-config", no_argument, NULL, OPTION_CHECK_CONFIG}, {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, OPTION_VERSION},           {0},
 };
 
 struct arguments {

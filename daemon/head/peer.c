@@ -16,7 +16,6 @@
 #define PEER_LINGER (500 * CLOCK_NS_PER_MS) /* between a closed link and SIGKILL */
 #define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
 
-
 struct queue {
     struct outgoing **items; /* ring */
     size_t first, count, capacity;
@@ -48,7 +47,7 @@ struct peer {
     struct outgoing *now; /* being written; from one of the queues */
     size_t now_sent;
     struct msg_hello_duck hello;
-    uint64_t closed_ns;   /* when the link broke while the child was still there; 0: not */
+    uint64_t closed_ns;           /* when the link broke while the child was still there; 0: not */
     char broken[ERR_MESSAGE_MAX]; /* why the link broke, if it was not a plain end of stream */
 };
 

@@ -22,9 +22,10 @@ static json_t *legal_json(const struct plan *plan, uint32_t fleet)
 {
     json_t *legal = json_array();
     for (size_t i = 0; i < PLAN_MULTIPLES; i++)
-        json_array_append_new(legal, json_pack("{s:I, s:I, s:I}", "multiple_of", (json_int_t)plan->legal[i].multiple_of, "tp_max",
-                                               (json_int_t)plan->legal[i].tp_max, "tp_max_fleet",
-                                               (json_int_t)(fleet && fleet < plan->legal[i].tp_max_fleet ? fleet : plan->legal[i].tp_max_fleet)));
+        json_array_append_new(legal,
+                              json_pack("{s:I, s:I, s:I}", "multiple_of", (json_int_t)plan->legal[i].multiple_of, "tp_max",
+                                        (json_int_t)plan->legal[i].tp_max, "tp_max_fleet",
+                                        (json_int_t)(fleet && fleet < plan->legal[i].tp_max_fleet ? fleet : plan->legal[i].tp_max_fleet)));
     return legal;
 }
 
@@ -56,8 +57,8 @@ static const char *obstacle(const struct arch *arch, const struct plan *plan, ui
 static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t fleet)
 {
     json_t *json = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o}", "family", arch_family_name(arch), "tp", (json_int_t)plan->tp, "multiple_of",
-                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal", legal_json(plan, fleet),
-                             "ranks", ranks_json(plan));
+                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal",
+                             legal_json(plan, fleet), "ranks", ranks_json(plan));
     json_object_set_new(json, "bytes_total", json_integer((json_int_t)plan->bytes_total));
     json_object_set_new(json, "padding", json_integer((json_int_t)plan->padding_bytes));
     json_object_set_new(json, "bytes_per_param", rpc_real(plan->bytes_per_param));
@@ -67,7 +68,8 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint3
     json_object_set_new(json, "predicted_tokens_per_second", rpc_real(plan->predicted_tokens_per_second));
     json_object_set_new(json, "explanation", json_string(plan->explanation));
     char assumes[160];
-    snprintf(assumes, sizeof assumes, "%.0f GB/s of memory and %.2f GB/s of link for each duck, %.0f us a step besides; attention not counted",
+    snprintf(assumes, sizeof assumes,
+             "%.0f GB/s of memory and %.2f GB/s of link for each duck, %.0f us a step besides; attention not counted",
              PLAN_DUCK_READ_BYTES_PER_S / 1e9, PLAN_LINK_BYTES_PER_S / 1e9, PLAN_STEP_S * 1e6);
     json_object_set_new(json, "prediction_assumes", json_string(assumes));
     const char *note = obstacle(arch, plan, fleet);
@@ -141,7 +143,8 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
     struct planning *planning = calloc(1, sizeof *planning);
     if (!planning)
         return err_no_memory(err, "plan", sizeof *planning);
-    *planning = (struct planning){.head = call->head, .client = call->client, .id = json_incref((json_t *)call->id), .request = request, .fleet = fleet};
+    *planning = (struct planning){
+        .head = call->head, .client = call->client, .id = json_incref((json_t *)call->id), .request = request, .fleet = fleet};
     memcpy(planning->path, path, strlen(path) + 1);
     worker_submit(call->head->disk, planning_run, planning_done, planning);
     return RPC_LATER;

@@ -9,12 +9,12 @@
 static json_t *duck_json(uint32_t index, const struct core_duck *duck)
 {
     bool known = duck->ever_up;
-    json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:I, s:I, s:s, s:s, s:o}", "id", (json_int_t)index, "name", duck->name,
-                             "address", "local", "state", core_duck_state_text(duck->state), "spare", duck->spare, "isa",
-                             known ? duck->hello.isa : "", "cores", (json_int_t)(known ? duck->hello.cores : 0), "capacity_bytes",
-                             (json_int_t)(known ? duck->hello.capacity_bytes : 0), "used_bytes", (json_int_t)duck->used_bytes, "boot_id",
-                             known ? duck->hello.boot_id : "", "version", known ? duck->hello.software : "", "rtt_us",
-                             duck->rtt_ns ? rpc_real((double)duck->rtt_ns / 1e3) : json_null());
+    json_t *json =
+        json_pack("{s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:I, s:I, s:s, s:s, s:o}", "id", (json_int_t)index, "name", duck->name, "address",
+                  "local", "state", core_duck_state_text(duck->state), "spare", duck->spare, "isa", known ? duck->hello.isa : "", "cores",
+                  (json_int_t)(known ? duck->hello.cores : 0), "capacity_bytes", (json_int_t)(known ? duck->hello.capacity_bytes : 0),
+                  "used_bytes", (json_int_t)duck->used_bytes, "boot_id", known ? duck->hello.boot_id : "", "version",
+                  known ? duck->hello.software : "", "rtt_us", duck->rtt_ns ? rpc_real((double)duck->rtt_ns / 1e3) : json_null());
     if (duck->lost_reason[0])
         json_object_set_new(json, "reason", json_string(duck->lost_reason));
     return json;
@@ -73,7 +73,8 @@ static json_t *slot_json(const struct core *core, const struct core_duck *duck, 
     return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:s, s:I, s:I, s:I, s:o}", "duck", duck->name, "model_key", key, "layer",
                      (json_int_t)slot->layer, "kind", slot->kind == MSG_SLOT_MOE ? "moe" : "dense", "state",
                      slot->state == MSG_SLOT_FINISHED ? "finished" : "filling", "bytes", (json_int_t)slot->bytes, "checksum", checksum,
-                     "rank", (json_int_t)slot->rank, "tp", (json_int_t)slot->tp, "multiple_of", (json_int_t)slot->multiple_of, "models", models_of(core, slot));
+                     "rank", (json_int_t)slot->rank, "tp", (json_int_t)slot->tp, "multiple_of", (json_int_t)slot->multiple_of, "models",
+                     models_of(core, slot));
 }
 
 int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err)

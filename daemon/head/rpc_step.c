@@ -263,8 +263,7 @@ static int attach_y(const struct session *session, uint32_t tokens, json_t *json
     if (!text)
         return -ENOMEM;
     b64_encode(session->y, bytes, text);
-    json_object_set_new(json, "y",
-                        json_pack("{s:s, s:s}", "b64", text, "dtype", session->y_dtype == MSG_F32 ? "F32" : "BF16"));
+    json_object_set_new(json, "y", json_pack("{s:s, s:s}", "b64", text, "dtype", session->y_dtype == MSG_F32 ? "F32" : "BF16"));
     free(text);
     return 0;
 }

@@ -27,13 +27,13 @@ struct session {
     int32_t *ids;           /* [max_tokens * top_k_max], copied and validated */
     float *weights;         /* likewise */
     /* the running step */
-    json_t *step_id;      /* owned; NULL: none */
-    const uint8_t *x;     /* in the arena or x_copy */
-    uint8_t *y;           /* in the arena or y_copy */
+    json_t *step_id;  /* owned; NULL: none */
+    const uint8_t *x; /* in the arena or x_copy */
+    uint8_t *y;       /* in the arena or y_copy */
     enum msg_dtype y_dtype;
     bool y_b64;
     uint8_t *x_copy, *y_copy; /* owned, B64_BYTES_MAX each, made when first needed */
-    uint64_t pairs;       /* (token, expert) pairs of the step with an expert */
+    uint64_t pairs;           /* (token, expert) pairs of the step with an expert */
 };
 
 struct session *session_find(const struct head *head, uint64_t id);

@@ -54,8 +54,7 @@ void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, enu
     struct waiter *waiter = calloc(1, sizeof *waiter);
     if (!waiter)
         abort();
-    *waiter = (struct waiter){
-        .next = waiters->first, .client = client, .kind = kind, .thing = thing, .id = json_incref((json_t *)id)};
+    *waiter = (struct waiter){.next = waiters->first, .client = client, .kind = kind, .thing = thing, .id = json_incref((json_t *)id)};
     waiters->first = waiter;
 }
 

@@ -45,8 +45,8 @@ static const char *const y_dtypes[] = {"BF16", "F32", NULL};
     }
 
 static const struct schema_param plan_params[] = {
-    INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; the fleet's when left out"),
-    INT("memory", OPTIONAL, 1, MEMORY_MAX, "weight buffer of each duck, bytes; the fleet's when left out"),
+    INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; without it and tp the fleet's"),
+    INT("memory", OPTIONAL, 1, MEMORY_MAX, "weight buffer of each duck, bytes; without it, ducks and tp the fleet's"),
     INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing, intermediate neurons; the planner's choice when left out"),
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint; only config.json is read"),
     STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
@@ -123,7 +123,7 @@ const struct schema_method schema_methods[] = {
     {"model.unload", true, PARAMS(unload_params), "freed_bytes, pending", "take a model out of service"},
     {"plan", false, PARAMS(plan_params),
      "family, tp, multiple_of, strategy, legal, ranks, bytes_total, padding, bytes_per_param, send_bytes, rebuild_read_bytes, "
-     "predicted_tokens_per_second",
+     "predicted_tokens_per_second, prediction_assumes, rebuild_send_bytes, explanation, loadable, note",
      "how a checkpoint would be spread; nothing is loaded"},
     {"prefill", false, PARAMS(step_params), STEP_RESULT ", tiles, avg_tile_batch", "many tokens through one layer"},
     {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},

@@ -10,13 +10,13 @@
 
 #define SIM_DUCKS_MAX 8
 #define SIM_SLOTS_MAX 64
-#define SIM_LATENCY (1 * CLOCK_NS_PER_MS)  /* between an action and the duck's answer */
+#define SIM_LATENCY (1 * CLOCK_NS_PER_MS) /* between an action and the duck's answer */
 #define SIM_TICK (100 * CLOCK_NS_PER_MS)
 
 struct sim_duck {
-    bool running;        /* its process is there */
-    bool mute;           /* takes everything, answers nothing (SIGSTOP) */
-    bool refuses_start;  /* dies as soon as it is started */
+    bool running;       /* its process is there */
+    bool mute;          /* takes everything, answers nothing (SIGSTOP) */
+    bool refuses_start; /* dies as soon as it is started */
     unsigned starts;
     struct msg_slot slots[SIM_SLOTS_MAX]; /* its weight buffer: outlives the process */
     size_t slot_count;
@@ -29,8 +29,8 @@ struct sim {
     uint64_t ticked;
     struct sim_duck ducks[SIM_DUCKS_MAX];
     uint32_t duck_count;
-    bool hold_streams;   /* STREAM is noted and not carried out until sim_stream_slots */
-    uint64_t streaming;  /* job of the noted STREAM, 0: none */
+    bool hold_streams;  /* STREAM is noted and not carried out until sim_stream_slots */
+    uint64_t streaming; /* job of the noted STREAM, 0: none */
     /* answers on their way */
     struct sim_answer {
         uint64_t at;

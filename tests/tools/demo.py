@@ -55,7 +55,7 @@ def main():
             told = daemon.ok("load", MODEL, "--name", "shakespeare", "--tp", TP, "--multiple-of", MULTIPLE_OF)
             print(f"loaded {os.path.basename(MODEL)}: tp {told['tp']}, multiple_of {told['multiple_of']}, cache {told['cache']}, "
                   f"{told['bytes_read'] / 1e6:.1f} MB read, {told['bytes_sent'] / 1e6:.1f} MB sent in {told['seconds']:.2f} s; "
-                  f"the fourth duck is spare\n")
+                  f"the fourth duck holds no rank\n")
             print("                       largest error, BF16 ulp       relative      judge_wait  duck_max     gap   ratio")
             print("layer         tokens   at row's max  of the element  L2                    us        us      us")
             for layer in range(LAYERS):
