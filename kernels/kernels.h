@@ -19,13 +19,17 @@
 enum kernels_tier {
     KERNELS_REF,
     KERNELS_AVX2,
+    KERNELS_AVX512, /* F, BW, VL */
 };
 
-/* Chooses the tier for this process: FP9_CPU=ref|avx2|avx512 (NULL or "" = the best this CPU has).
- * -EINVAL BAD_REQUEST for an unknown name, -ENOTSUP when this CPU or this build (avx512) lacks the named tier. Call once, before threads
- * start; without the call the best tier is used. */
+/* Chooses for this process what computes: FP9_CPU=ref|avx2|avx2:rp|avx2:rm|avx512. All give the same bits. NULL or "": the fastest that this
+ * CPU has; "avx2": the faster of its two variants; which one that is, a timing of less than a millisecond finds out here.
+ * -EINVAL BAD_REQUEST for an unknown name, -ENOTSUP when this CPU, its operating system or this build lacks what was named, or when nothing
+ * was named and an x86-64 CPU has not even AVX2 and FMA (the reference runs there only when named). Call once, before threads start;
+ * without the call the fastest is used, the reference where there is no other. */
 int kernels_select(const char *forced, struct err *err);
-const char *kernels_tier_name(void); /* "ref", "avx2": what is in use */
+const char *kernels_tier_name(void);    /* "ref", "avx2", "avx512": what is in use */
+const char *kernels_variant_name(void); /* the same with the variant, as FP9_CPU takes it: "avx2:rm" */
 bool kernels_tier_available(enum kernels_tier tier);
 
 /* ---- conversions ------------------------------------------------------------------------------ */
@@ -87,6 +91,9 @@ struct kernels_layer {
 /* Bytes of scratch (64-byte aligned) that a forward needs, whatever the number of tokens. top_k up to KERNELS_TOP_K_MAX. */
 #define KERNELS_TOP_K_MAX 64
 size_t kernels_scratch_bytes(const struct kernels_layer *layer);
+
+/* Up to KERNELS_TOKENS_SHARED tokens share a pass over the weights; a token's bits do not depend on its company. */
+#define KERNELS_TOKENS_SHARED 4
 
 /* Mode 0: dense forward. x: BF16 [tokens][hidden]; y: binary32 partial [tokens][hidden], NaN not yet canonical. */
 void kernels_dense(const struct kernels_layer *layer, const uint16_t *x, uint32_t tokens, float *y, void *scratch);

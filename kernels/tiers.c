@@ -1,4 +1,4 @@
-/* The choice of a tier, once per process. */
+/* The choice of a tier and variant, once per process: the only place that decides. */
 #include "kernels/tiers.h"
 
 #include <errno.h>
@@ -6,84 +6,130 @@
 
 #include "kernels/cpu.h"
 #include "kernels/ref/ref.h"
+#include "kernels/timing.h"
 #include "kernels/x86/x86.h"
+#include "proto/base/cleanup.h"
 
-/* The best of each tier last: the default is the last that runs here. */
+/* Of two that are about as fast the earlier one is used. */
 static const struct tiers_variant variants[] = {
     {KERNELS_REF, "ref", &ref_ops},
 #if FP9_KERNELS_X86
-    {KERNELS_AVX2, "avx2", &avx2_ops},
+    {KERNELS_AVX2, "avx2:rm", &avx2_rm_ops},
+    {KERNELS_AVX2, "avx2:rp", &avx2_rp_ops},
+    {KERNELS_AVX512, "avx512", &avx512_ops},
 #endif
 };
 
-#define VARIANTS (sizeof(variants) / sizeof(variants[0]))
-
-static const struct tiers_ops *active; /* atomic; NULL until first use */
+static const struct tiers_variant *active; /* atomic; NULL until first use */
 
 const struct tiers_variant *tiers_variants(size_t *ret_count)
 {
-    *ret_count = VARIANTS;
+    *ret_count = ARRAY_LENGTH(variants);
     return variants;
 }
 
-bool kernels_tier_available(enum kernels_tier tier)
+static bool available(unsigned features, enum kernels_tier tier)
 {
     switch (tier) {
     case KERNELS_REF:
         return true;
     case KERNELS_AVX2:
-        return FP9_KERNELS_X86 && cpu_has_avx2();
+        return FP9_KERNELS_X86 && (features & CPU_AVX2);
+    case KERNELS_AVX512:
+        return FP9_KERNELS_X86 && (features & CPU_AVX512);
     }
     return false;
 }
 
-static const struct tiers_ops *best(void)
+bool kernels_tier_available(enum kernels_tier tier)
 {
-    size_t i = VARIANTS;
+    return available(cpu_features(), tier);
+}
 
-    while (!kernels_tier_available(variants[--i].tier))
-        ;
-    return variants[i].ops;
+/* `forced` names a variant, or a tier and so all its variants; NULL: any. */
+static bool matches(const struct tiers_variant *variant, const char *forced)
+{
+    return !forced || strcmp(forced, variant->name) == 0 || strcmp(forced, variant->ops->name) == 0;
+}
+
+/* The fastest that matches and runs, the reference only if it is alone; NULL when there is none. */
+static const struct tiers_variant *fastest(unsigned features, const char *forced)
+{
+    const struct tiers_variant *candidates[ARRAY_LENGTH(variants)], *reference = NULL;
+    size_t count = 0;
+
+    for (size_t i = 0; i < ARRAY_LENGTH(variants); i++) {
+        if (!matches(&variants[i], forced) || !available(features, variants[i].tier))
+            continue;
+        if (variants[i].tier == KERNELS_REF)
+            reference = &variants[i];
+        else
+            candidates[count++] = &variants[i];
+    }
+    if (count == 0)
+        return reference;
+    return count == 1 ? candidates[0] : timing_fastest(candidates, count);
+}
+
+static const struct tiers_variant *in_use(void)
+{
+    const struct tiers_variant *variant = __atomic_load_n(&active, __ATOMIC_RELAXED);
+
+    if (!variant) {
+        variant = fastest(cpu_features(), NULL);
+        __atomic_store_n(&active, variant, __ATOMIC_RELAXED);
+    }
+    return variant;
 }
 
 const struct tiers_ops *tiers_active(void)
 {
-    const struct tiers_ops *ops = __atomic_load_n(&active, __ATOMIC_RELAXED);
-
-    if (!ops) {
-        ops = best();
-        __atomic_store_n(&active, ops, __ATOMIC_RELAXED);
-    }
-    return ops;
+    return in_use()->ops;
 }
 
 const char *kernels_tier_name(void)
 {
-    return tiers_active()->name;
+    return in_use()->ops->name;
+}
+
+const char *kernels_variant_name(void)
+{
+    return in_use()->name;
+}
+
+int tiers_choose(unsigned features, const char *forced, const struct tiers_variant **ret_variant, struct err *err)
+{
+    const struct tiers_variant *variant;
+    bool known = false;
+
+    if (forced && !*forced)
+        forced = NULL;
+    variant = fastest(features, forced);
+    if (FP9_KERNELS_X86 && !forced && variant->tier == KERNELS_REF)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
+                       "this CPU or its operating system lacks AVX2, FMA or F16C, which fp9 needs; FP9_CPU=ref runs the plain C reference, "
+                       "some hundred times slower");
+    if (variant) {
+        *ret_variant = variant;
+        return 0;
+    }
+    for (size_t i = 0; i < ARRAY_LENGTH(variants); i++)
+        known |= matches(&variants[i], forced);
+    if (known)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "FP9_CPU=%s: this CPU or its operating system lacks it; unset FP9_CPU or use ref",
+                       forced);
+    if (!FP9_KERNELS_X86 && strncmp(forced, "avx", 3) == 0)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "FP9_CPU=%s: this build is not for x86-64; use ref", forced);
+    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "FP9_CPU=%s is unknown: ref, avx2, avx2:rp, avx2:rm or avx512", forced);
 }
 
 int kernels_select(const char *forced, struct err *err)
 {
-    const struct tiers_ops *ops = NULL;
+    const struct tiers_variant *variant = NULL;
+    int r = tiers_choose(cpu_features(), forced, &variant, err);
 
-    if (!forced || !*forced) {
-        ops = best();
-    } else {
-        for (size_t i = 0; i < VARIANTS; i++) {
-            if (strcmp(forced, variants[i].name) != 0)
-                continue;
-            if (!kernels_tier_available(variants[i].tier))
-                return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
-                               "FP9_CPU=%s: this CPU or its operating system lacks %s; unset FP9_CPU or use ref", forced, forced);
-            ops = variants[i].ops;
-        }
-        if (!ops && strcmp(forced, "avx512") == 0)
-            return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "FP9_CPU=avx512: this build has no avx512 kernels; use avx2 or ref");
-        if (!ops && strcmp(forced, "avx2") == 0)
-            return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "FP9_CPU=avx2: this build is not for x86-64; use ref");
-        if (!ops)
-            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "FP9_CPU=%s is unknown: ref, avx2 or avx512", forced);
-    }
-    __atomic_store_n(&active, ops, __ATOMIC_RELAXED);
+    if (r < 0)
+        return r;
+    __atomic_store_n(&active, variant, __ATOMIC_RELAXED);
     return 0;
 }

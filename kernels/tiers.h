@@ -22,8 +22,17 @@ struct tiers_run {
     uint32_t groups;       /* per panel */
 };
 
+/* Tokens that share one pass over the weights. */
+#define TIERS_TOKENS_MAX 4
+struct tiers_token {
+    const float *v; /* normalised, 32-byte aligned */
+    float undo;     /* 2^(e - 15) */
+    float weight;   /* down only */
+    float *out;     /* h (32-byte aligned) or y; two tokens may have the same y: the first is added first */
+};
+
 struct tiers_ops {
-    const char *name;
+    const char *name; /* of the tier */
 
     /* README section 2: v' into out[floats] (32-byte aligned), zeros from `count` on; floats is a multiple of 16. Returns e.
      * `in` may be `out`. */
@@ -32,9 +41,11 @@ struct tiers_ops {
 
     /* Sections 3 and 4: h of 16 neurons per panel. v: 16 * groups floats, 32-byte aligned; undo = 2^(e - 15); h: 32-byte aligned. */
     void (*gate_up)(const struct tiers_run *run, const float *v, float undo, float *h);
+    void (*gate_up_tokens)(const struct tiers_run *run, const struct tiers_token *token, uint32_t count); /* 1 .. TIERS_TOKENS_MAX */
 
     /* Sections 3 and 5: y[row] = fma(weight, r_row, y[row]) for `rows` rows, rows <= 32 * count; y is not touched beyond. */
     void (*down)(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows);
+    void (*down_tokens)(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows);
 
     /* Packs one tile (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is the panel's
      * first byte, tile 0 or 1. Unused rows and columns become zero. */
@@ -46,17 +57,21 @@ struct tiers_ops {
     void (*add_bf16)(float *sum, const uint16_t *partial, size_t count);
 };
 
-/* Another way to do the same, for the bench: differs in speed only. */
+/* Ways to do the same: they differ in speed only. */
 struct tiers_variant {
     enum kernels_tier tier;
-    const char *name; /* "ref", "avx2-rm", ... */
+    const char *name; /* "ref", "avx2:rp", ...: as FP9_CPU takes it */
     const struct tiers_ops *ops;
 };
 
-/* The tier in use. */
+/* What is in use. */
 const struct tiers_ops *tiers_active(void);
 
-/* All that this build has, `*ret_count` of them; whether this CPU can run one: kernels_tier_available(variant->tier). */
+/* What kernels_select does, for a CPU with `features` (CPU_AVX2, CPU_AVX512), which must all be there really: the variants that are left may
+ * be run and timed. */
+int tiers_choose(unsigned features, const char *forced, const struct tiers_variant **ret_variant, struct err *err);
+
+/* All that this build has, the reference first, `*ret_count` of them; whether this CPU can run one: kernels_tier_available(variant->tier). */
 const struct tiers_variant *tiers_variants(size_t *ret_count);
 
 /* The run over panels [first, first + count) of a matrix of the expert at `expert`. */

@@ -55,3 +55,15 @@ void ref_down(const struct tiers_run *run, const float *v, float undo, float wei
         y[row] = fmaf(weight, row_dot(run, panel, tile, row % LAYOUT_TILE_ROWS, v, undo), y[row]);
     }
 }
+
+void ref_gate_up_tokens(const struct tiers_run *run, const struct tiers_token *token, uint32_t count)
+{
+    for (uint32_t t = 0; t < count; t++)
+        ref_gate_up(run, token[t].v, token[t].undo, token[t].out);
+}
+
+void ref_down_tokens(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows)
+{
+    for (uint32_t t = 0; t < count; t++)
+        ref_down(run, token[t].v, token[t].undo, token[t].weight, token[t].out, rows);
+}

@@ -47,4 +47,28 @@ AVX2_INLINE __m256 avx2_silu(__m256 g)
     return _mm256_blendv_ps(positive, negative, g);
 }
 
+AVX2_INLINE void avx2_add_weighted(float *y, __m256 r, __m256 weight)
+{
+    _mm256_storeu_ps(y, _mm256_fmadd_ps(weight, r, _mm256_loadu_ps(y)));
+}
+
+/* README section 5 for a panel of down: y[i] = fma(weight, r_i, y[i]) for the first `rows` rows, at most 32. */
+AVX2_INLINE void avx2_add_panel(float *y, uint32_t rows, float weight, __m256 low0, __m256 high0, __m256 low1, __m256 high1)
+{
+    __m256 weight_all = _mm256_set1_ps(weight);
+    float last[32] = {0};
+    float *to = y;
+
+    if (rows < 32) {
+        memcpy(last, y, rows * sizeof(*y));
+        to = last;
+    }
+    avx2_add_weighted(to, low0, weight_all);
+    avx2_add_weighted(to + 8, high0, weight_all);
+    avx2_add_weighted(to + 16, low1, weight_all);
+    avx2_add_weighted(to + 24, high1, weight_all);
+    if (rows < 32)
+        memcpy(y, last, rows * sizeof(*y));
+}
+
 #endif

@@ -10,6 +10,8 @@
 #define FP9_KERNELS_X86 0
 #endif
 
-extern const struct tiers_ops avx2_ops;
+extern const struct tiers_ops avx2_rp_ops;
+extern const struct tiers_ops avx2_rm_ops;
+extern const struct tiers_ops avx512_ops;
 
 #endif

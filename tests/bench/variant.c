@@ -7,11 +7,11 @@
 #include "tests/bench/ours.h"
 #include "tests/bench/rival.h"
 
-static const char *chosen; /* the tier that the programs use: beginning an fp9 variant changes the one in use */
+static const char *chosen; /* what the programs use: beginning an fp9 variant changes the one in use */
 
 void variants_choose(void)
 {
-    chosen = kernels_tier_name();
+    chosen = kernels_variant_name();
 }
 
 size_t variants_all(struct variant ret_variants[VARIANTS_MAX])
