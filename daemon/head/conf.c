@@ -11,6 +11,8 @@
 #include "daemon/head/core.h"
 #include "proto/base/conf.h"
 
+#define CONF_MEMORY_MAX (UINT64_C(64) << 40) /* half of the address space of a process */
+
 static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
 static const char *const partials[] = {"bf16", "f32", NULL};
 
@@ -129,6 +131,9 @@ int conf_check(const struct conf *conf, struct err *err)
     /* The header of a weight buffer takes a megabyte and a page of it. */
     if (conf->local_memory && conf->local_memory < 2 * 1024 * 1024)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at least 2M is needed",
+                       (unsigned long long)conf->local_memory);
+    if (conf->local_memory > CONF_MEMORY_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at most 64T can be mapped",
                        (unsigned long long)conf->local_memory);
     return 0;
 }

@@ -86,20 +86,22 @@ static int migrate(struct db *db, struct err *err)
     if (r < 0)
         return r;
     long version = strtol(text, NULL, 10);
-    if (version < 0 || (size_t)version > ARRAY_LENGTH(migrations))
+    if (version < 0)
+        return err_set(err, -EBADMSG, ERR_INTERNAL, "%s: has the impossible version %ld", db->path, version);
+    if ((size_t)version > ARRAY_LENGTH(migrations))
         return err_set(err, -EPROTO, ERR_INTERNAL, "%s: is of version %ld, this fp9d knows up to %zu; it was written by a newer one",
                        db->path, version, ARRAY_LENGTH(migrations));
     for (size_t i = (size_t)version; i < ARRAY_LENGTH(migrations); i++) {
         char sql[2048];
         snprintf(sql, sizeof sql, "BEGIN; %s PRAGMA user_version = %zu; COMMIT;", migrations[i], i + 1);
-        r = execute(db, sql, "migration", err);
-        if (r < 0)
-            return r;
+        if (execute(db, sql, "migration", err) < 0)
+            return -EBADMSG; /* what is in it is not what its version says */
     }
-    return 0;
+    return execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key FROM model LIMIT 0", "table of models", err) < 0 ? -EBADMSG
+                                                                                                                                 : 0;
 }
 
-/* -EBADMSG when the file is not a sound database. */
+/* -EBADMSG when the file is not a sound database of ours. */
 static int open_file(struct db *db, struct err *err)
 {
     if (sqlite3_open_v2(db->path, &db->handle, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOFOLLOW, NULL) != SQLITE_OK)

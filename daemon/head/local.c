@@ -48,7 +48,7 @@ int local_make_buffer(const char *name, uint64_t bytes, int *ret_fd, struct err 
     _cleanup_(closep) int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return err_errno(err, "duck %s: weight buffer: memfd_create", name);
-    if (bytes > INT64_MAX || ftruncate(fd, (off_t)bytes) < 0)
+    if (ftruncate(fd, (off_t)bytes) < 0)
         return err_errno(err, "duck %s: weight buffer of %" PRIu64 " bytes", name, bytes);
     *ret_fd = STEAL_FD(fd);
     return 0;

@@ -12,6 +12,7 @@
 #include "proto/base/size.h"
 
 #define CONF_SEEN_MAX 512
+#define CONF_LINE_MAX 190 /* below inih's INI_MAX_LINE of 200 */
 
 struct reading {
     const struct conf_table *table;
@@ -150,11 +151,31 @@ static int handle(void *user, const char *section, const char *name, const char 
     return 1;
 }
 
+/* inih cuts longer lines in two and would take the tail of a comment for a key. */
+static int check_lines(FILE *file, const char *path, struct err *err)
+{
+    size_t length = 0;
+    unsigned line = 1;
+    for (int c; (c = getc(file)) != EOF;) {
+        length = c == '\n' ? 0 : length + 1;
+        line += c == '\n';
+        if (length > CONF_LINE_MAX)
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s:%u: the line is longer than %d bytes", path, line, CONF_LINE_MAX);
+        if (c == '\0')
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s:%u: a NUL byte, so this is no text file", path, line);
+    }
+    rewind(file);
+    return 0;
+}
+
 int conf_read(const char *path, const struct conf_table *table, void *settings, struct err *err)
 {
     _cleanup_(fclosep) FILE *file = fopen(path, "re");
     if (!file)
         return err_errno(err, "%s", path);
+    int r = check_lines(file, path, err);
+    if (r < 0)
+        return r;
     struct reading reading = {.table = table, .settings = settings, .err = err};
     int line = ini_parse_file(file, handle, &reading);
     if (reading.failed) {

@@ -87,6 +87,7 @@ static enum err_name name_of_errno(int number)
     case EPERM: return ERR_DENIED;
     case ENOENT: return ERR_NO_SUCH;
     case ENOTDIR:
+    case ENXIO: /* a socket opened as a file */
     case ELOOP:
     case ENAMETOOLONG: return ERR_BAD_REQUEST;
     default: return ERR_INTERNAL;

@@ -50,8 +50,8 @@ int err_set(struct err *err, int code, enum err_name name, const char *format, .
 int err_prefix(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* As err_set for a failed system call: message "what: strerror(errno)". Name by errno (ENOMEM, ENOSPC give
- * NO_MEMORY, EACCES and EPERM give DENIED, ENOENT gives NO_SUCH, ENOTDIR, ELOOP and
- * ENAMETOOLONG give BAD_REQUEST, others INTERNAL). Returns -errno. */
+ * NO_MEMORY, EACCES and EPERM give DENIED, ENOENT gives NO_SUCH, ENOTDIR, ENXIO, ELOOP
+ * and ENAMETOOLONG give BAD_REQUEST, others INTERNAL). Returns -errno. */
 int err_errno(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 int err_no_memory(struct err *err, const char *what, size_t bytes);

@@ -92,6 +92,10 @@ static void refusals_name_the_key(void **state)
         const char *text, *words[2];
     } bad[] = {
         {"[fleet]\nducks=3\n", {"[fleet] ducks", "unknown key"}},
+        {"[fleet]\nlocal_memory=99999T\n", {"local_memory", "64T"}},
+        {"[fleet]\n; a comment that is cut in two by a parser with short lines, whose tail would then be taken for a key of its own, as it "
+         "happened once here: .................................................... local_ducks=3\n",
+         {":2:", "longer than"}},
         {"[fleet]\nlocal_ducks=257\n", {"local_ducks", "256"}},
         {"[fleet]\nlocal_ducks=-1\n", {"local_ducks", "-1"}},
         {"[fleet]\nlocal_ducks=18446744073709551617\n", {"local_ducks", "18446744073709551617"}},
