@@ -191,22 +191,33 @@ static void pause_accepting(struct control *control, const char *why)
     loop_io_want(control->io, false, false);
 }
 
+/* Says why, instead of letting the caller wait in the backlog. */
+static void turn_away(int fd)
+{
+    struct err err = {0};
+    err_set(&err, -EBUSY, ERR_BUSY, "%d clients are connected, which is the limit", CONTROL_CLIENTS_MAX);
+    size_t length;
+    _cleanup_(freep) char *line = rpc_reply_error(json_null(), &err, &length);
+    if (line && send(fd, line, length, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+        log_debug("control", "a client that was turned away did not wait for the reason");
+}
+
 static void accept_clients(void *user, bool readable, bool writable)
 {
     (void)readable;
     (void)writable;
     struct control *control = user;
     while (!control->paused) {
-        if (control->client_count == CONTROL_CLIENTS_MAX) {
-            pause_accepting(control, "as many clients as fp9d takes are connected");
-            return;
-        }
         _cleanup_(closep) int fd = accept4(control->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             if (errno == EAGAIN)
                 return;
             if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
                 pause_accepting(control, strerror(errno));
+            continue;
+        }
+        if (control->client_count == CONTROL_CLIENTS_MAX) {
+            turn_away(fd);
             continue;
         }
         struct client_callbacks callbacks = {.user = control, .line = client_line, .closed = client_closed};
@@ -257,8 +268,14 @@ static void send_line(struct control *control, uint64_t id, char *line, size_t l
 void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd)
 {
     size_t length;
-    char *line = rpc_reply_result(id, result, &length);
+    char *line = result ? rpc_reply_result(id, result, &length) : NULL;
     json_decref(result);
+    if (!line) { /* never leave a request unanswered */
+        struct err err = {0};
+        err_set(&err, -EIO, ERR_INTERNAL, "the answer cannot be put into JSON");
+        line = rpc_reply_error(id, &err, &length);
+        fd = -1;
+    }
     send_line(control, client, line, length, fd);
 }
 

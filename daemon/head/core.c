@@ -28,9 +28,7 @@ void core_free(struct core *core)
     for (size_t i = 0; i < CORE_DUCKS_MAX; i++)
         free(core->ducks[i].slots);
     for (size_t i = 0; i < CORE_MODELS_MAX; i++) {
-        arch_free(core->models[i].arch);
-        plan_free(core->models[i].plan);
-        free(core->models[i].duck_of_rank);
+        core_model_free_placements(&core->models[i]);
     }
     for (size_t i = 0; i < CORE_JOBS_MAX; i++)
         free(core->jobs[i].missing);

@@ -59,6 +59,14 @@ struct core_duck {
 
 /* ---- models ---- */
 
+/* Where a model's slots are. */
+struct core_placement {
+    struct arch *arch; /* owned; NULL until opened once */
+    struct plan *plan; /* owned; NULL until planned */
+    uint8_t key[DIGEST_SIZE];
+    uint32_t *duck_of_rank; /* owned, [plan->tp] */
+};
+
 enum core_model_state {
     CORE_MODEL_LOADING, /* its first load runs */
     CORE_MODEL_READY,
@@ -85,6 +93,9 @@ struct core_model {
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
     enum plan_strategy want_strategy;
+    /* While a READY model is loaded again by another plan: the old one, on which its sessions go on and to which it returns if the load fails.
+     * plan NULL: none. */
+    struct core_placement old;
 };
 
 /* ---- jobs ---- */

@@ -105,12 +105,7 @@ int core_unload(struct core *core, uint64_t now, const char *name, bool drop_cac
     for (uint32_t rank = 0; drop && rank < model->plan->tp; rank++)
         drop_send(core, drop, model->duck_of_rank[rank]);
     core_push(core, CORE_ACT_FORGET_MODEL, CORE_NONE, index);
-    arch_free(model->arch);
-    plan_free(model->plan);
-    free(model->duck_of_rank);
-    model->arch = NULL;
-    model->plan = NULL;
-    model->duck_of_rank = NULL;
+    core_model_free_placements(model);
     model->used = false;
     *ret_drop = drop ? drop->id : 0;
     if (drop)

@@ -24,6 +24,31 @@ const struct core_model *core_model_sharing(const struct core *core, const struc
     return NULL;
 }
 
+static void placement_free(struct core_placement *placement)
+{
+    arch_free(placement->arch);
+    plan_free(placement->plan);
+    free(placement->duck_of_rank);
+    *placement = (struct core_placement){0};
+}
+
+static struct core_placement placement_take(struct core_model *model)
+{
+    struct core_placement taken = {.arch = model->arch, .plan = model->plan, .duck_of_rank = model->duck_of_rank};
+    memcpy(taken.key, model->key, DIGEST_SIZE);
+    model->arch = NULL;
+    model->plan = NULL;
+    model->duck_of_rank = NULL;
+    return taken;
+}
+
+void core_model_free_placements(struct core_model *model)
+{
+    struct core_placement now = placement_take(model);
+    placement_free(&now);
+    placement_free(&model->old);
+}
+
 static uint32_t index_of(const struct core *core, const struct core_model *model)
 {
     return (uint32_t)(model - core->models);
@@ -38,6 +63,20 @@ static int no_such(const char *name, struct err *err)
 
 /* ---- asking for a load ---- */
 
+/* Well-formed UTF-8: a name goes into JSON and comes back. */
+static bool utf8_ok(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p < 0xe0 ? 1 : (*p & 0xf0) == 0xe0 ? 2 : *p >= 0xf0 && *p < 0xf5 ? 3 : -1;
+        if (more < 0)
+            return false;
+        for (p++; more > 0; more--, p++)
+            if ((*p & 0xc0) != 0x80)
+                return false;
+    }
+    return true;
+}
+
 static int check_name(const char *name, struct err *err)
 {
     size_t length = strlen(name);
@@ -46,9 +85,12 @@ static int check_name(const char *name, struct err *err)
     for (const char *p = name; *p; p++)
         if ((unsigned char)*p <= ' ' || *p == 0x7f || *p == '/')
             return err_set(err, -EINVAL, ERR_BAD_REQUEST, "model name \"%s\": no blanks, control characters or slashes", name);
+    if (!utf8_ok(name))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "model name: is not UTF-8");
     return 0;
 }
 
+/* The last component, "" when it is too long for a name. */
 static void name_of_path(const char *path, char name[CORE_NAME_MAX])
 {
     size_t end = strlen(path);
@@ -57,7 +99,7 @@ static void name_of_path(const char *path, char name[CORE_NAME_MAX])
     size_t start = end;
     while (start > 0 && path[start - 1] != '/')
         start--;
-    size_t length = end - start < CORE_NAME_MAX - 1 ? end - start : CORE_NAME_MAX - 1;
+    size_t length = end - start < CORE_NAME_MAX ? end - start : 0;
     memcpy(name, path + start, length);
     name[length] = '\0';
 }
@@ -68,19 +110,17 @@ static int model_for(struct core *core, const struct core_load_request *request,
     if (request->path[0] != '/' || strlen(request->path) >= CORE_PATH_MAX)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "path \"%.200s\": must be absolute and shorter than %d bytes", request->path,
                        CORE_PATH_MAX);
-    if (request->name)
-        snprintf(name, sizeof name, "%s", request->name);
-    else
+    if (!request->name)
         name_of_path(request->path, name);
     int r = check_name(request->name ? request->name : name, err);
     if (r < 0)
-        return r;
+        return request->name ? r : err_prefix(err, "the directory's name makes no model name, so give --name");
+    if (request->name)
+        snprintf(name, sizeof name, "%s", request->name);
     struct core_model *model = core_model_find(core, name);
     if (model && model->state == CORE_MODEL_FAILED && !model->registered && !model->job) {
         /* It was never ready, so nobody uses it: its name is free for a better checkpoint. */
-        plan_free(model->plan);
-        arch_free(model->arch);
-        free(model->duck_of_rank);
+        core_model_free_placements(model);
         *model = (struct core_model){0};
         model = NULL;
     }
@@ -170,9 +210,10 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
 static void fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err)
 {
     struct core_model *model = &core->models[job->model];
-    if (model->state != CORE_MODEL_READY) {
-        /* A lost duck comes back; anything else needs a person. */
-        model->state = err->name == ERR_DUCK_LOST && model->plan ? CORE_MODEL_DEGRADED : CORE_MODEL_FAILED;
+    if (model->state != CORE_MODEL_READY && !core_model_return(core, model)) {
+        /* Lost ducks come back; anything else needs a person. */
+        bool comes_back = (err->name == ERR_DUCK_LOST && model->plan) || (err->name == ERR_NOT_READY && model->registered);
+        model->state = comes_back ? CORE_MODEL_DEGRADED : CORE_MODEL_FAILED;
         err_copy(&model->error, err);
     }
     core_job_end(core, now, job, CORE_JOB_FAILED, err);
@@ -299,6 +340,15 @@ static int make_plan(const struct core *core, const struct core_model *model, co
     }
     if (!request.ducks)
         return err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up (local_ducks in fp9d.conf or --local-ducks says how many to run)");
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < core->duck_count; i++)
+        all += !core->ducks[i].spare;
+    if (request.tp > request.ducks && request.tp <= all) {
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u are up", request.tp, request.tp, request.ducks, all);
+        err_value_int(err, "tp", request.tp);
+        err_value_int(err, "up", request.ducks);
+        return -EHOSTDOWN;
+    }
     return plan_make(arch, &request, ret_plan, err);
 }
 
@@ -322,8 +372,7 @@ static int check_shared(const struct core *core, const struct core_model *model,
 
 /* Everything is worked out on a copy of the model and taken over only when all of it holds, so that a refused load leaves a loaded
  * model as it was. 1: nothing was taken over, the job waits for another. */
-static int plan_load(struct core *core, uint64_t now, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint,
-                     struct err *err)
+static int plan_load(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err)
 {
     struct core_model *model = &core->models[job->model];
     struct core_model next = *model;
@@ -353,15 +402,12 @@ static int plan_load(struct core *core, uint64_t now, struct core_job *job, stru
     explain(model, plan, same_key, job->force, job->missing_count, total, next.reason, sizeof next.reason);
     snprintf(next.cache, sizeof next.cache, "%s", !job->missing_count ? "hit" : job->missing_count < total ? "partial" : "miss");
 
-    if (model->plan && !same_key) {
-        struct err gone = {0};
-        err_set(&gone, -ESTALE, ERR_CACHE_STALE, "model %s was loaded again: %s", model->name, next.reason);
-        core_session_model_gone(core, now, job->model, &gone);
-    }
-    plan_free(model->plan);
-    if (model->arch != arch)
-        arch_free(model->arch);
-    free(model->duck_of_rank);
+    struct core_placement before = placement_take(model);
+    bool keep = before.plan && !same_key && model->state == CORE_MODEL_READY && !model->old.plan;
+    if (keep)
+        next.old = before;
+    else
+        placement_free(&before);
     *model = next;
     plan = NULL;
     duck_of_rank = NULL;
@@ -385,9 +431,36 @@ static void ready(struct core *core, uint32_t index)
     core_session_model_ready(core, index);
 }
 
+bool core_model_return(struct core *core, struct core_model *model)
+{
+    if (!model->old.plan)
+        return false;
+    struct core_placement given_up = placement_take(model);
+    placement_free(&given_up);
+    model->arch = model->old.arch;
+    model->plan = model->old.plan;
+    model->duck_of_rank = model->old.duck_of_rank;
+    memcpy(model->key, model->old.key, DIGEST_SIZE);
+    model->old = (struct core_placement){0};
+    snprintf(model->reason, sizeof model->reason, "returned to after a load that failed");
+    if (complete(core, model)) {
+        ready(core, index_of(core, model));
+        return true;
+    }
+    model->state = CORE_MODEL_DEGRADED;
+    err_set(&model->error, -EAGAIN, ERR_NOT_READY, "model %s: slots of its old plan are missing", model->name);
+    return true;
+}
+
 static void finish(struct core *core, uint64_t now, struct core_job *job)
 {
     struct core_model *model = &core->models[job->model];
+    if (model->old.plan) {
+        struct err gone = {0};
+        err_set(&gone, -ESTALE, ERR_CACHE_STALE, "model %s was loaded again: %s", model->name, model->reason);
+        core_session_key_gone(core, job->model, &gone);
+        placement_free(&model->old);
+    }
     if (complete(core, model)) {
         ready(core, job->model);
         model->registered = true;
@@ -405,7 +478,7 @@ void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch 
     }
     job->started_ns = now;
     struct err err = {0};
-    int r = plan_load(core, now, job, arch, checkpoint, &err);
+    int r = plan_load(core, job, arch, checkpoint, &err);
     if (r) {
         arch_free(arch);
         if (r < 0) {
@@ -548,6 +621,12 @@ void core_model_reconcile(struct core *core, uint64_t now, uint32_t index)
     struct core_model *model = &core->models[index];
     if (!model->used || model->job || model->state != CORE_MODEL_DEGRADED || core->stopping)
         return;
+    struct core_job *job;
+    if (!model->plan) { /* registered, and there were too few ducks so far */
+        if (core_job_new(core, now, "load", index, &job, NULL) == 0)
+            model->state = CORE_MODEL_LOADING;
+        return;
+    }
     for (uint32_t rank = 0; rank < model->plan->tp; rank++)
         if (core->ducks[model->duck_of_rank[rank]].state != CORE_DUCK_UP)
             return;
@@ -555,7 +634,6 @@ void core_model_reconcile(struct core *core, uint64_t now, uint32_t index)
         ready(core, index);
         return;
     }
-    struct core_job *job;
     if (core_job_new(core, now, "recover", index, &job, NULL) == 0)
         model->state = CORE_MODEL_RECOVERING;
 }

@@ -15,6 +15,11 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
+void core_model_free_placements(struct core_model *model);
+/* Ends the sessions of a model that are not of its present key. */
+void core_session_key_gone(struct core *core, uint32_t model, const struct err *err);
+/* A load ended without success: a model that was READY before it is so again, by its old plan. False: there is none to return to. */
+bool core_model_return(struct core *core, struct core_model *model);
 /* Another model of the same key, whose slots are the same ones; NULL: none. */
 const struct core_model *core_model_sharing(const struct core *core, const struct core_model *model, const uint8_t key[DIGEST_SIZE]);
 int core_assign(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t tp, uint32_t *ret_duck_of_rank, struct err *err);

@@ -210,6 +210,18 @@ void core_session_model_ready(struct core *core, uint32_t index)
     }
 }
 
+void core_session_key_gone(struct core *core, uint32_t index, const struct err *err)
+{
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
+        struct core_session *session = &core->sessions[i];
+        if (!session->used || session->model != index || memcmp(session->key, core->models[index].key, DIGEST_SIZE) == 0)
+            continue;
+        session_fail(core, session, err);
+        close_ranks(core, session);
+        err_copy(&session->err, err);
+    }
+}
+
 void core_session_model_gone(struct core *core, uint64_t now, uint32_t index, const struct err *err)
 {
     (void)now;

@@ -95,7 +95,7 @@ static int take_frame(struct head *head, uint64_t now, uint32_t duck, const stru
         return r;
     }
     case WIRE_SESSION_CLOSED: return 0;
-    default: return err_set(err, -EPROTO, ERR_INTERNAL, "it sent %s, which only fp9d sends", frame_type_name(frame->type));
+    default: return err_set(err, -EPROTO, ERR_INTERNAL, "it sent %s, which nobody had asked for", frame_type_name(frame->type));
     }
 }
 

@@ -1,5 +1,6 @@
 /* fp9d: argv, configuration, kernels, signals, run. */
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -143,6 +144,12 @@ int main(int argc, char **argv)
     if (r)
         return r > 0 ? 0 : 2;
     log_set_program("fp9d");
+    for (int fd; (fd = open("/dev/null", O_RDWR)) >= 0;) { /* 0 to 2 are never anything else's */
+        if (fd > STDERR_FILENO) {
+            close(fd);
+            break;
+        }
+    }
     umask(077); /* the state directory is nobody else's; the control socket sets its own */
     if (stderr_is_journal())
         log_set_sink(journal_sink);

@@ -235,7 +235,7 @@ void session_take_result(struct head *head, uint32_t duck, const struct frame *f
     if (r == 0)
         r = check_result(session, core_session, &done, &err);
     if (r < 0) {
-        core_step_failed(head->core, now, duck, id, frame->request, &err);
+        core_duck_broken(head->core, now, duck, err.message);
         return;
     }
     size_t bytes = (size_t)done.tokens * done.hidden * session->partial_size;

@@ -1,12 +1,14 @@
 #include "proto/base/conf.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <ini.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
@@ -170,9 +172,16 @@ static int check_lines(FILE *file, const char *path, struct err *err)
 
 int conf_read(const char *path, const struct conf_table *table, void *settings, struct err *err)
 {
-    _cleanup_(fclosep) FILE *file = fopen(path, "re");
+    _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang the start */
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) < 0)
+        return err_errno(err, "%s", path);
+    if (!S_ISREG(info.st_mode))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: is not a regular file", path);
+    _cleanup_(fclosep) FILE *file = fdopen(fd, "r");
     if (!file)
         return err_errno(err, "%s", path);
+    STEAL_FD(fd);
     int r = check_lines(file, path, err);
     if (r < 0)
         return r;

@@ -123,9 +123,36 @@ static int write_file(int fd, const char *path, const struct safetensors_item *i
     return r;
 }
 
-int safetensors_write(const char *path, const struct safetensors_item *items, size_t count, struct err *err)
+/* Where the bytes belong: a symbolic link is followed, and what is no regular file (a device, a FIFO) is never renamed over. */
+static int find_target(const char *path, char **ret_target, struct err *err)
 {
-    _cleanup_(freep) char *partial = NULL;
+    struct stat info;
+    char *target;
+    if (lstat(path, &info) == 0) {
+        target = realpath(path, NULL);
+        if (!target)
+            return err_errno(err, "%s", path);
+        if (stat(target, &info) == 0 && !S_ISREG(info.st_mode)) {
+            free(target);
+            return err_set(err, -EEXIST, ERR_BAD_REQUEST, "%s: something that is no regular file is in its place", path);
+        }
+    } else {
+        if (errno != ENOENT)
+            return err_errno(err, "%s", path);
+        target = strdup(path);
+        if (!target)
+            return err_no_memory(err, path, strlen(path));
+    }
+    *ret_target = target;
+    return 0;
+}
+
+int safetensors_write(const char *given, const struct safetensors_item *items, size_t count, struct err *err)
+{
+    _cleanup_(freep) char *partial = NULL, *path = NULL;
+    int r = find_target(given, &path, err);
+    if (r < 0)
+        return r;
     if (asprintf(&partial, "%s.partial-XXXXXX", path) < 0) {
         partial = NULL;
         return err_no_memory(err, path, strlen(path));
@@ -133,7 +160,7 @@ int safetensors_write(const char *path, const struct safetensors_item *items, si
     _cleanup_(closep) int fd = mkostemp(partial, O_CLOEXEC);
     if (fd < 0)
         return err_errno(err, "%s", path);
-    int r = write_file(fd, path, items, count, err);
+    r = write_file(fd, path, items, count, err);
     /* mkostemp gives 0600; the file is meant to be as readable as any other that the user makes. */
     mode_t mask = umask(0);
     umask(mask);

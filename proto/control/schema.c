@@ -12,7 +12,7 @@
 #define DUCKS_MAX 1024
 #define TOKENS_MAX 4096
 #define PATH_BYTES_MAX 4095
-#define NAME_BYTES_MAX 128
+#define NAME_BYTES_MAX 63
 #define MEMORY_MAX 4611686018427387904 /* 2^62 */
 
 static const char *const session_dtypes[] = {"bf16", "f32", NULL};

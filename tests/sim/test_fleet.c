@@ -1,4 +1,5 @@
 /* Ducks that are lost, silent, or never start; what models, sessions and steps make of it. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -285,6 +286,81 @@ static void test_shared_slots(void **state)
     sim_stop(&sim);
 }
 
+/* A load by another plan that fails or is cancelled half way leaves the model, and its sessions, as they were. */
+static void test_failed_reload_returns(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    uint64_t session = sim_session(&sim, "tiny");
+    sim.hold_streams = true;
+    uint64_t id = sim_load_begin(&sim, "tiny", 2, 64);
+    sim_stream_slots(&sim, 3);
+    assert_int_equal(model(&sim)->state, CORE_MODEL_LOADING);
+    assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, NULL), 0); /* sessions go on meanwhile */
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(sim.steps_done, 1);
+    struct err err = {0};
+    err_set(&err, -EINVAL, ERR_BAD_CHECKPOINT, "a NaN code");
+    core_stream_ended(sim.core, sim.now, id, &err);
+    sim_run(&sim, 0);
+    assert_int_equal(core_job_find(sim.core, id)->state, CORE_JOB_FAILED);
+    assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
+    assert_int_equal(model(&sim)->plan->tp, 3);
+
+    id = sim_load_begin(&sim, "tiny", 2, 64);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL), 0);
+    sim_run(&sim, 0);
+    assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
+    assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(sim.steps_done, 2);
+
+    sim.hold_streams = false;
+    sim_load(&sim, "tiny", 2, 64);
+    assert_int_equal(model(&sim)->plan->tp, 2);
+    assert_true(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, &err) < 0); /* now its slots are not the model's any more */
+    assert_string_equal(err_name_text(err.name), "CACHE_STALE");
+    sim_stop(&sim);
+}
+
+/* fp9d starts, and one duck is late: what was registered waits for it. */
+static void test_restored_model_waits_for_a_late_duck(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 3, CAPACITY);
+    sim.ducks[2].refuses_start = true;
+    sim_kill(&sim, 2, "gone");
+    struct core_load_request request = {.path = FP9_TEST_DATA "/shakespeare-moe-fp8", .name = "tiny", .tp = 3, .multiple_of = 64};
+    assert_int_equal(core_restore(sim.core, sim.now, &request, NULL), 0);
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    assert_int_equal(model(&sim)->state, CORE_MODEL_DEGRADED);
+    assert_string_equal(model(&sim)->error.message, "tp 3 needs 3 ducks, 2 of 3 are up");
+    assert_string_equal(core_state_text(sim.core), "degraded");
+    sim.ducks[2].refuses_start = false;
+    sim_run(&sim, 60 * CLOCK_NS_PER_S);
+    assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
+    sim_stop(&sim);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 1, CAPACITY);
+    struct err err = {0};
+    uint64_t id;
+    struct core_load_request request = {.path = "/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\u00e9\u00e9"};
+    assert_true(core_load(sim.core, sim.now, &request, &id, &err) < 0); /* never cut in the middle of a character */
+    assert_non_null(strstr(err.message, "--name"));
+    request.name = "bad\xc3";
+    assert_true(core_load(sim.core, sim.now, &request, &id, &err) < 0);
+    assert_non_null(strstr(err.message, "UTF-8"));
+    sim_stop(&sim);
+}
+
 static void test_cancel(void **state)
 {
     (void)state;
@@ -340,6 +416,9 @@ int main(void)
         cmocka_unit_test(test_backoff),
         cmocka_unit_test(test_unload_and_invalidate),
         cmocka_unit_test(test_shared_slots),
+        cmocka_unit_test(test_failed_reload_returns),
+        cmocka_unit_test(test_restored_model_waits_for_a_late_duck),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_chunks),
     };
