@@ -22,8 +22,8 @@ enum kernels_tier {
     KERNELS_AVX512, /* F, BW, VL */
 };
 
-/* Chooses for this process what computes: FP9_CPU=ref|avx2|avx2:rp|avx2:rm|avx512. All give the same bits. NULL or "": the fastest that this
- * CPU has; "avx2": the faster of its two variants; which one that is, a timing of less than a millisecond finds out here.
+/* Chooses for this process what computes: FP9_CPU=ref|avx2|avx2:rp|avx2:rm|avx512. All give the same bits. NULL or "": the fastest that
+ * this CPU has; "avx2": the faster of its two variants; which one that is, a timing of less than a millisecond finds out here.
  * -EINVAL BAD_REQUEST for an unknown name, -ENOTSUP when this CPU, its operating system or this build lacks what was named, or when nothing
  * was named and an x86-64 CPU has not even AVX2 and FMA (the reference runs there only when named). Call once, before threads start;
  * without the call the fastest is used, the reference where there is no other. */

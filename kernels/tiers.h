@@ -67,11 +67,12 @@ struct tiers_variant {
 /* What is in use. */
 const struct tiers_ops *tiers_active(void);
 
-/* What kernels_select does, for a CPU with `features` (CPU_AVX2, CPU_AVX512), which must all be there really: the variants that are left may
- * be run and timed. */
+/* What kernels_select does, for a CPU with `features` (CPU_AVX2, CPU_AVX512), which must all be there really: the variants that are left
+ * may be run and timed. */
 int tiers_choose(unsigned features, const char *forced, const struct tiers_variant **ret_variant, struct err *err);
 
-/* All that this build has, the reference first, `*ret_count` of them; whether this CPU can run one: kernels_tier_available(variant->tier). */
+/* All that this build has, the reference first, `*ret_count` of them;
+ * whether this CPU can run one: kernels_tier_available(variant->tier). */
 const struct tiers_variant *tiers_variants(size_t *ret_count);
 
 /* The run over panels [first, first + count) of a matrix of the expert at `expert`. */

@@ -8,10 +8,9 @@
 #include "kernels/x86/avx2.h"
 #include "kernels/x86/avx2_vector.h"
 
-/* How far ahead of the loads, into L2 only: the panels of a matrix and its scales are one stream, so that this reaches into the next panels
- * where there are few columns. Cold, as a fraction of a pure read, on Sapphire Rapids: into L1 +1.1 KiB 0.69, +2.3 KiB 0.78, +4 KiB 0.79,
- * +8 KiB 0.79; into L2 +8 KiB 0.81-0.86, +16 KiB 0.84; both at once the same; non-temporal 0.48. */
-#define PREFETCH_WEIGHTS 8192
+/* Every line is prefetched far ahead into L2 and near into L1 (figures: avx512_gemv.c). */
+#define PREFETCH_FAR 8192
+#define PREFETCH_NEAR 2048
 #define PREFETCH_SCALES 256
 
 /* Four chains: rows 0-7 and 8-15 of tile 0, then of tile 1. */
@@ -22,6 +21,12 @@ struct sums {
 AVX2_INLINE __m256i load(const uint8_t *at)
 {
     return _mm256_load_si256((const __m256i *)(const void *)at);
+}
+
+AVX2_INLINE void prefetch(const uint8_t *at)
+{
+    _mm_prefetch((const char *)at + PREFETCH_FAR, _MM_HINT_T1);
+    _mm_prefetch((const char *)at + PREFETCH_NEAR, _MM_HINT_T0);
 }
 
 /* The sign bit of each lane moves into place by `left`. */
@@ -56,7 +61,7 @@ AVX2_INLINE void column(struct sums *s, __m256i raw0, __m256i raw1, float v)
     do {                                                                                                                       \
         __m256i bytes0 = load(at + 64 + 64 * (p)), bytes1 = load(at + 96 + 64 * (p));                                          \
                                                                                                                                \
-        _mm_prefetch((const char *)at + PREFETCH_WEIGHTS + 64 + 64 * (p), _MM_HINT_T1);                                        \
+        prefetch(at + 64 + 64 * (p));                                                                                          \
         column(s, SIGNED(isolate_even(bytes0), signs0, 2 * (p)), SIGNED(isolate_even(bytes1), signs1, 2 * (p)), v[2 * (p)]);   \
         column(s, SIGNED(isolate_odd(bytes0), signs0, 2 * (p) + 1), SIGNED(isolate_odd(bytes1), signs1, 2 * (p) + 1),          \
                v[2 * (p) + 1]);                                                                                                \
@@ -66,7 +71,7 @@ AVX2_INLINE void group(struct sums *s, const uint8_t *at, const float *v)
 {
     __m256i signs0 = load(at), signs1 = load(at + 32);
 
-    _mm_prefetch((const char *)at + PREFETCH_WEIGHTS, _MM_HINT_T1);
+    prefetch(at);
     COLUMN_PAIR(0);
     COLUMN_PAIR(1);
     COLUMN_PAIR(2);
@@ -201,7 +206,7 @@ AVX2_INLINE const uint8_t *token_panel(struct tile_sums ret_r[2], const struct t
     for (uint32_t segment = 0; segment < run->segments; segment++, scale += 2) {
         left -= groups;
         for (size_t ahead = 0; ahead < (size_t)groups * LAYOUT_GROUP_BYTES; ahead += 64)
-            _mm_prefetch((const char *)at + PREFETCH_WEIGHTS + ahead, _MM_HINT_T1);
+            prefetch(at + ahead);
         _mm_prefetch((const char *)scale + PREFETCH_SCALES, _MM_HINT_T0);
         tile_segment(&ret_r[0], at, groups, scale[0], token, n, k);
         tile_segment(&ret_r[1], at + 32, groups, scale[1], token, n, k);

@@ -4,8 +4,12 @@
 #include "kernels/x86/avx2_vector.h"
 #include "kernels/x86/avx512.h"
 
-/* As in the AVX2 tier, and for each of the panels that run together: every line of the matrix is prefetched once. */
-#define PREFETCH_WEIGHTS 8192
+/* Every line of a matrix is prefetched twice, far ahead into L2 and near into L1; a matrix and its scales are one stream, so that this
+ * reaches into the next panels where there are few columns. Cold, as a fraction of a pure read, one thread of Sapphire Rapids, at 2048x7168,
+ * 7168x64 and 768x2048: none 0.70, 0.53; L2 +8 KiB alone 0.87, 0.85, 0.77; every second line only 0.79, 0.68; L1 +8 KiB alone 0.87, 0.76;
+ * L1 +2 KiB alone 0.88, 0.63; both, +2 and +8 KiB 0.91, 0.88, 0.89; +1 and +4 KiB 0.93, 0.85, 0.88; +1 and +16 KiB 0.90, 0.84, 0.89. */
+#define PREFETCH_FAR 8192
+#define PREFETCH_NEAR 2048
 #define PREFETCH_SCALES 256
 
 /* Rows 0-7 and rows 8-15 of both tiles. */
@@ -16,6 +20,12 @@ struct chain {
 AVX2_INLINE __m512i load(const uint8_t *at)
 {
     return _mm512_loadu_si512((const void *)at);
+}
+
+AVX2_INLINE void prefetch(const uint8_t *at)
+{
+    _mm_prefetch((const char *)at + PREFETCH_FAR, _MM_HINT_T1);
+    _mm_prefetch((const char *)at + PREFETCH_NEAR, _MM_HINT_T0);
 }
 
 #define OR_AND 0xf8 /* a | (b & c) */
@@ -73,13 +83,13 @@ AVX2_INLINE void raw_add(struct chain *s, __m512i raw, float v)
     do {                                                                                     \
         __m512i bytes_a = load(a + 64 + 64 * (p));                                           \
                                                                                              \
-        _mm_prefetch((const char *)a + PREFETCH_WEIGHTS + 64 + 64 * (p), _MM_HINT_T1);       \
+        prefetch(a + 64 + 64 * (p));                                                         \
         raw_add(sa, RAW(bytes_a, EVEN, signs_a, 2 * (p)), v[2 * (p)]);                       \
         raw_add(sa, RAW(bytes_a, ODD, signs_a, 2 * (p) + 1), v[2 * (p) + 1]);                \
         if (two) {                                                                           \
             __m512i bytes_b = load(b + 64 + 64 * (p));                                       \
                                                                                              \
-            _mm_prefetch((const char *)b + PREFETCH_WEIGHTS + 64 + 64 * (p), _MM_HINT_T1);   \
+            prefetch(b + 64 + 64 * (p));                                                     \
             raw_add(sb, RAW(bytes_b, EVEN, signs_b, 2 * (p)), v[2 * (p)]);                   \
             raw_add(sb, RAW(bytes_b, ODD, signs_b, 2 * (p) + 1), v[2 * (p) + 1]);            \
         }                                                                                    \
@@ -89,10 +99,10 @@ AVX2_INLINE void group(struct chain *sa, struct chain *sb, const uint8_t *a, con
 {
     __m512i signs_a = load(a), signs_b = signs_a;
 
-    _mm_prefetch((const char *)a + PREFETCH_WEIGHTS, _MM_HINT_T1);
+    prefetch(a);
     if (two) {
         signs_b = load(b);
-        _mm_prefetch((const char *)b + PREFETCH_WEIGHTS, _MM_HINT_T1);
+        prefetch(b);
     }
     EIGHT_PAIRS(PANEL_PAIR);
 }
@@ -157,7 +167,7 @@ AVX2_INLINE void token_column(struct token_chains *s, __m512i raw, const struct 
     do {                                                                                    \
         __m512i bytes = load(at + 64 + 64 * (p));                                           \
                                                                                             \
-        _mm_prefetch((const char *)at + PREFETCH_WEIGHTS + 64 + 64 * (p), _MM_HINT_T1);     \
+        prefetch(at + 64 + 64 * (p));                                                       \
         token_column(s, RAW(bytes, EVEN, signs, 2 * (p)), token, n, k + 2 * (p));           \
         token_column(s, RAW(bytes, ODD, signs, 2 * (p) + 1), token, n, k + 2 * (p) + 1);    \
     } while (0)
@@ -166,7 +176,7 @@ AVX2_INLINE void token_group(struct token_chains *s, const uint8_t *at, const st
 {
     __m512i signs = load(at);
 
-    _mm_prefetch((const char *)at + PREFETCH_WEIGHTS, _MM_HINT_T1);
+    prefetch(at);
     EIGHT_PAIRS(TOKEN_PAIR);
 }
 
