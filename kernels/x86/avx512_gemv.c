@@ -5,9 +5,10 @@
 #include "kernels/x86/avx512.h"
 
 /* Every line of a matrix is prefetched twice, far ahead into L2 and near into L1; a matrix and its scales are one stream, so that this
- * reaches into the next panels where there are few columns. Cold, as a fraction of a pure read, one thread of Sapphire Rapids, at 2048x7168,
- * 7168x64 and 768x2048: none 0.70, 0.53; L2 +8 KiB alone 0.87, 0.85, 0.77; every second line only 0.79, 0.68; L1 +8 KiB alone 0.87, 0.76;
- * L1 +2 KiB alone 0.88, 0.63; both, +2 and +8 KiB 0.91, 0.88, 0.89; +1 and +4 KiB 0.93, 0.85, 0.88; +1 and +16 KiB 0.90, 0.84, 0.89. */
+ * reaches into the next panels where there are few columns. Cold, as a fraction of a pure read, one thread of Sapphire Rapids, at
+ * 2048x7168, 7168x64 and 768x2048: none 0.70, 0.53; L2 +8 KiB alone 0.87, 0.85, 0.77; every second line only 0.79, 0.68; L1 +8 KiB alone
+ * 0.87, 0.76; L1 +2 KiB alone 0.88, 0.63; both, +2 and +8 KiB 0.91, 0.88, 0.89; +1 and +4 KiB 0.93, 0.85, 0.88; +1 and +16 KiB 0.90, 0.84,
+ * 0.89. */
 #define PREFETCH_FAR 8192
 #define PREFETCH_NEAR 2048
 #define PREFETCH_SCALES 256
