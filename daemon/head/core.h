@@ -93,8 +93,8 @@ struct core_model {
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
     enum plan_strategy want_strategy;
-    /* While a READY model is loaded again by another plan: the old one, on which its sessions go on and to which it returns if the load fails.
-     * plan NULL: none. */
+    /* While a READY model is loaded again by another plan: the old one, on which its sessions go on and to which it returns if the
+     * load fails. plan NULL: none. */
     struct core_placement old;
 };
 

@@ -15,6 +15,21 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
+static inline uint32_t core_model_index(const struct core *core, const struct core_model *model)
+{
+    return (uint32_t)(model - core->models);
+}
+void core_placement_free(struct core_placement *placement);
+/* Out of the model, which is left without. */
+struct core_placement core_placement_take(struct core_model *model);
+/* Every slot of its plan is finished on its duck. */
+bool core_model_complete(const struct core *core, const struct core_model *model);
+void core_model_set_ready(struct core *core, uint32_t model);
+/* Everything is worked out on a copy of the model and taken over only when all of it holds, so that a refused load leaves a loaded
+ * model as it was. 1: nothing was taken over, the job waits for another. */
+int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err);
+/* The job ends, and the model is what that makes of it. */
+void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err);
 void core_model_free_placements(struct core_model *model);
 /* Ends the sessions of a model that are not of its present key. */
 void core_session_key_gone(struct core *core, uint32_t model, const struct err *err);

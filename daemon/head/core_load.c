@@ -1,0 +1,304 @@
+/* PURE. Loads: asked for, opened, prepared slot by slot, ended. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/core_parts.h"
+
+static int no_such(const char *name, struct err *err)
+{
+    err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded", name);
+    err_value_str(err, "model", name);
+    return -ENOENT;
+}
+/* ---- asking for a load ---- */
+
+/* Well-formed UTF-8: a name goes into JSON and comes back. */
+static bool utf8_ok(const char *text)
+{
+    for (const unsigned char *p = (const unsigned char *)text; *p;) {
+        int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p < 0xe0 ? 1 : (*p & 0xf0) == 0xe0 ? 2 : *p >= 0xf0 && *p < 0xf5 ? 3 : -1;
+        if (more < 0)
+            return false;
+        for (p++; more > 0; more--, p++)
+            if ((*p & 0xc0) != 0x80)
+                return false;
+    }
+    return true;
+}
+
+static int check_name(const char *name, struct err *err)
+{
+    size_t length = strlen(name);
+    if (!length || length >= CORE_NAME_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "model name \"%.80s\": must be 1 to %d bytes long", name, CORE_NAME_MAX - 1);
+    for (const char *p = name; *p; p++)
+        if ((unsigned char)*p <= ' ' || *p == 0x7f || *p == '/')
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "model name \"%s\": no blanks, control characters or slashes", name);
+    if (!utf8_ok(name))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "model name: is not UTF-8");
+    return 0;
+}
+
+/* The last component, "" when it is too long for a name. */
+static void name_of_path(const char *path, char name[CORE_NAME_MAX])
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    size_t start = end;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    size_t length = end - start < CORE_NAME_MAX ? end - start : 0;
+    memcpy(name, path + start, length);
+    name[length] = '\0';
+}
+
+static int model_for(struct core *core, const struct core_load_request *request, struct core_model **ret_model, struct err *err)
+{
+    char name[CORE_NAME_MAX];
+    if (request->path[0] != '/' || strlen(request->path) >= CORE_PATH_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "path \"%.200s\": must be absolute and shorter than %d bytes", request->path,
+                       CORE_PATH_MAX);
+    if (!request->name)
+        name_of_path(request->path, name);
+    int r = check_name(request->name ? request->name : name, err);
+    if (r < 0)
+        return request->name ? r : err_prefix(err, "the directory's name makes no model name, so give --name");
+    if (request->name)
+        snprintf(name, sizeof name, "%s", request->name);
+    struct core_model *model = core_model_find(core, name);
+    if (model && model->state == CORE_MODEL_FAILED && !model->registered && !model->job) {
+        /* It was never ready, so nobody uses it: its name is free for a better checkpoint. */
+        core_model_free_placements(model);
+        *model = (struct core_model){0};
+        model = NULL;
+    }
+    if (model && strcmp(model->path, request->path) != 0)
+        return err_set(err, -EEXIST, ERR_BAD_REQUEST, "model %s is loaded from %s: unload it or give another --name", name, model->path);
+    for (uint32_t i = 0; !model && i < CORE_MODELS_MAX; i++) {
+        if (core->models[i].used)
+            continue;
+        model = &core->models[i];
+        *model = (struct core_model){.used = true, .state = CORE_MODEL_LOADING};
+        snprintf(model->name, sizeof model->name, "%s", name);
+        snprintf(model->path, sizeof model->path, "%s", request->path);
+    }
+    if (!model)
+        return err_set(err, -E2BIG, ERR_BUSY, "%d models are loaded, which is the limit: unload one", CORE_MODELS_MAX);
+    *ret_model = model;
+    return 0;
+}
+
+int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err)
+{
+    struct core_model *model = NULL;
+    int r = model_for(core, request, &model, err);
+    if (r < 0)
+        return r;
+    if (model->job) {
+        if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of && !request->force) {
+            *ret_job = model->job; /* the same is under way: join it */
+            return 0;
+        }
+        return err_set(err, -EBUSY, ERR_BUSY, "model %s: job %llu works on it; wait for it or cancel it", model->name,
+                       (unsigned long long)model->job);
+    }
+    struct core_job *job;
+    r = core_job_new(core, now, "load", core_model_index(core, model), &job, err);
+    if (r < 0) {
+        if (!model->plan)
+            model->used = false;
+        return r;
+    }
+    job->force = request->force;
+    model->want_tp = request->tp;
+    model->want_multiple_of = request->multiple_of;
+    model->want_strategy = request->strategy;
+    if (model->state != CORE_MODEL_READY) {
+        model->state = CORE_MODEL_LOADING;
+        model->error = (struct err){0};
+    }
+    *ret_job = job->id;
+    core_job_start_queued(core);
+    return 0;
+}
+
+int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err)
+{
+    uint64_t job;
+    int r = core_load(core, now, request, &job, err);
+    if (r < 0)
+        return r;
+    core->models[core_job_find(core, job)->model].registered = true;
+    return 0;
+}
+
+int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t layer, uint64_t *ret_job, struct err *err)
+{
+    struct core_model *model = core_model_find(core, name);
+    if (!model)
+        return no_such(name, err);
+    if (model->job)
+        return err_set(err, -EBUSY, ERR_BUSY, "model %s: job %llu works on it", name, (unsigned long long)model->job);
+    if (!model->plan)
+        return err_set(err, -EAGAIN, ERR_NOT_READY, "model %s was never planned: load it first", name);
+    if (layer != CORE_NONE && layer >= model->arch->layers)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", layer, name, model->arch->layers - 1);
+    struct core_job *job;
+    int r = core_job_new(core, now, "prepare", core_model_index(core, model), &job, err);
+    if (r < 0)
+        return r;
+    job->layer = layer;
+    *ret_job = job->id;
+    core_job_start_queued(core);
+    return 0;
+}
+void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err)
+{
+    struct core_model *model = &core->models[job->model];
+    if (model->state != CORE_MODEL_READY && !core_model_return(core, model)) {
+        /* Lost ducks come back; anything else needs a person. */
+        bool comes_back = (err->name == ERR_DUCK_LOST && model->plan) || (err->name == ERR_NOT_READY && model->registered);
+        model->state = comes_back ? CORE_MODEL_DEGRADED : CORE_MODEL_FAILED;
+        err_copy(&model->error, err);
+    }
+    core_job_end(core, now, job, CORE_JOB_FAILED, err);
+    if (model->state == CORE_MODEL_FAILED && !model->plan && !model->registered)
+        model->used = false; /* it never came to anything: its job has the error */
+}
+void core_load_open_failed(struct core *core, uint64_t now, uint64_t id, const struct err *err)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (job && !core_job_over(job))
+        core_load_fail(core, now, job, err);
+}
+static void finish(struct core *core, uint64_t now, struct core_job *job)
+{
+    struct core_model *model = &core->models[job->model];
+    if (model->old.plan) {
+        struct err gone = {0};
+        err_set(&gone, -ESTALE, ERR_CACHE_STALE, "model %s was loaded again: %s", model->name, model->reason);
+        core_session_key_gone(core, job->model, &gone);
+        core_placement_free(&model->old);
+    }
+    if (core_model_complete(core, model)) {
+        core_model_set_ready(core, job->model);
+        model->registered = true;
+        core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, job->model);
+    }
+    core_job_end(core, now, job, CORE_JOB_DONE, NULL);
+}
+void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch *arch, const struct checkpoint *checkpoint)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job || core_job_over(job)) {
+        arch_free(arch);
+        return;
+    }
+    job->started_ns = now;
+    struct err err = {0};
+    int r = core_load_plan(core, job, arch, checkpoint, &err);
+    if (r) {
+        arch_free(arch);
+        if (r < 0) {
+            core_load_fail(core, now, job, &err);
+            return;
+        }
+        free(job->missing);
+        job->missing = NULL;
+        job->missing_count = job->total_bytes = 0;
+        job->state = CORE_JOB_QUEUED;
+        return;
+    }
+    if (!job->missing_count) {
+        finish(core, now, job);
+        return;
+    }
+    struct core_model *model = &core->models[job->model];
+    model->state = strcmp(job->kind, "recover") == 0 ? CORE_MODEL_RECOVERING : CORE_MODEL_LOADING;
+    job->phase = CORE_PHASE_PREPARE;
+    job->streaming = true;
+    core_push(core, CORE_ACT_STREAM, CORE_NONE, job->id);
+    core_job_changed(core, job->id);
+}
+/* ---- slots arrive ---- */
+
+void core_stream_progress(struct core *core, uint64_t id, uint64_t read_bytes, uint64_t sent_bytes)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job || core_job_over(job))
+        return;
+    job->read_bytes = read_bytes;
+    job->sent_bytes = sent_bytes;
+    core_job_changed(core, job->id);
+}
+
+void core_stream_ended(struct core *core, uint64_t now, uint64_t id, const struct err *err)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job)
+        return;
+    job->streaming = false;
+    if (core_job_over(job))
+        return;
+    if (err)
+        core_load_fail(core, now, job, err);
+    else if (job->missing_done == job->missing_count)
+        finish(core, now, job);
+}
+
+static void remember_slot(struct core_duck *duck, const struct msg_slot *slot)
+{
+    struct msg_slot *old = (struct msg_slot *)core_duck_slot(duck, slot->model_key, slot->layer);
+    if (old) {
+        duck->used_bytes -= old->bytes;
+        duck->used_bytes += slot->bytes;
+        *old = *slot;
+        return;
+    }
+    if (duck->slot_count == duck->slot_capacity) {
+        size_t capacity = duck->slot_capacity ? duck->slot_capacity * 2 : 64;
+        struct msg_slot *slots = realloc(duck->slots, capacity * sizeof *slots);
+        if (!slots)
+            abort(); /* the mirror of a duck's header must not silently lack a slot */
+        duck->slots = slots;
+        duck->slot_capacity = capacity;
+    }
+    duck->slots[duck->slot_count++] = *slot;
+    duck->used_bytes += slot->bytes;
+}
+
+void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct msg_slot *slot)
+{
+    remember_slot(&core->ducks[duck], slot);
+    for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
+        struct core_job *job = &core->jobs[i];
+        if (!job->used || core_job_over(job) || job->phase != CORE_PHASE_PREPARE)
+            continue;
+        const struct core_model *model = &core->models[job->model];
+        if (memcmp(model->key, slot->model_key, DIGEST_SIZE) != 0)
+            continue;
+        for (size_t m = 0; m < job->missing_count; m++) {
+            struct core_missing *missing = &job->missing[m];
+            if (missing->done || missing->layer != slot->layer || model->duck_of_rank[missing->rank] != duck)
+                continue;
+            missing->done = true;
+            job->missing_done++;
+        }
+        if (job->missing_done == job->missing_count && !job->streaming)
+            finish(core, now, job);
+    }
+}
+
+void core_slot_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, const struct err *err)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job || core_job_over(job))
+        return;
+    struct err named = *err;
+    err_prefix(&named, "duck %s", core->ducks[duck].name);
+    err_value_str(&named, "duck", core->ducks[duck].name);
+    core_load_fail(core, now, job, &named);
+}

@@ -1,0 +1,191 @@
+/* PURE. What a load comes to: the plan, the ducks, the slots that are missing, whether they fit. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/core_parts.h"
+
+static void explain(const struct core_model *model, const struct plan *plan, bool same_key, bool force, size_t missing, size_t total,
+                    char *text, size_t size)
+{
+    if (force)
+        snprintf(text, size, "prepared anew on request");
+    else if (!missing)
+        snprintf(text, size, "all %zu slots are finished under this key", total);
+    else if (same_key)
+        snprintf(text, size, "%zu of %zu slots are missing", missing, total);
+    else if (!model->plan)
+        snprintf(text, size, "%zu of %zu slots are not on the ducks", missing, total);
+    else if (model->plan->tp != plan->tp)
+        snprintf(text, size, "tp %u -> %u", model->plan->tp, plan->tp);
+    else if (model->plan->multiple_of != plan->multiple_of)
+        snprintf(text, size, "multiple_of %u -> %u", model->plan->multiple_of, plan->multiple_of);
+    else
+        snprintf(text, size, "weights changed since the last load");
+}
+
+/* Bytes that the missing slots of one rank need beyond what they replace, against the duck's free room. */
+static int check_room(const struct core *core, const struct core_model *model, const struct core_job *job, uint32_t rank, struct err *err)
+{
+    const struct core_duck *duck = &core->ducks[model->duck_of_rank[rank]];
+    uint64_t need = 0, replaced = 0;
+    for (size_t i = 0; i < job->missing_count; i++) {
+        if (job->missing[i].rank != rank)
+            continue;
+        uint32_t layer = job->missing[i].layer;
+        const struct plan_rank *share = &model->plan->ranks[rank];
+        need += model->arch->layer_is_moe[layer] ? share->moe_slot_bytes : share->dense_slot_bytes;
+        const struct msg_slot *old = core_duck_slot(duck, model->key, layer);
+        replaced += old ? old->bytes : 0;
+    }
+    uint64_t has = duck->hello.capacity_bytes - (duck->used_bytes - replaced);
+    if (need <= has)
+        return 0;
+    err_set(err, -ENOSPC, ERR_NO_MEMORY,
+            "duck %s: rank %u needs %llu bytes, its weight buffer has %llu free of %llu; other models' cached slots hold %llu "
+            "(cache list shows them, invalidate-cache frees them)",
+            duck->name, rank, (unsigned long long)need, (unsigned long long)has, (unsigned long long)duck->hello.capacity_bytes,
+            (unsigned long long)(duck->used_bytes - replaced));
+    err_value_str(err, "duck", duck->name);
+    err_value_int(err, "needs", (long long)need);
+    err_value_int(err, "has", (long long)has);
+    return -ENOSPC;
+}
+
+/* Checkpoint bytes that a load reads for one rank of a layer: its rows of gate and up. */
+static uint64_t rank_source_bytes(const struct core_model *model, uint32_t layer, uint32_t rank)
+{
+    const struct plan_rank *share = &model->plan->ranks[rank];
+    uint64_t neurons = model->arch->layer_is_moe[layer] ? (uint64_t)share->routed.neurons * model->arch->experts + share->shared.neurons
+                                                        : share->dense.neurons;
+    return neurons * model->arch->hidden * 2;
+}
+
+/* And once for all its ranks: down, whose rows all ranks share. */
+static uint64_t layer_source_bytes(const struct core_model *model, uint32_t layer)
+{
+    const struct arch *arch = model->arch;
+    uint64_t neurons =
+        arch->layer_is_moe[layer] ? (uint64_t)arch->moe_intermediate * arch->experts + arch->shared_intermediate : arch->dense_intermediate;
+    return neurons * arch->hidden;
+}
+
+static int list_missing(const struct core *core, const struct core_model *model, struct core_job *job, struct err *err)
+{
+    size_t total = (size_t)model->arch->layers * model->plan->tp;
+    job->missing = calloc(total, sizeof *job->missing);
+    if (!job->missing)
+        return err_no_memory(err, "list of slots", total * sizeof *job->missing);
+    for (uint32_t layer = 0; layer < model->arch->layers; layer++) {
+        if (job->layer != CORE_NONE && job->layer != layer)
+            continue;
+        size_t before = job->missing_count;
+        for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
+            if (!job->force && core_model_has_slot(core, model, layer, rank))
+                continue;
+            job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
+            job->total_bytes += rank_source_bytes(model, layer, rank);
+        }
+        if (job->missing_count > before)
+            job->total_bytes += layer_source_bytes(model, layer);
+    }
+    for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
+        int r = check_room(core, model, job, rank, err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static int make_plan(const struct core *core, const struct core_model *model, const struct core_job *job, const struct arch *arch,
+                     struct plan **ret_plan, struct err *err)
+{
+    /* What is there already keeps its shape; only a load may change it. */
+    bool again = strcmp(job->kind, "load") != 0 && model->plan;
+    struct plan_request request = {
+        .tp = again ? model->plan->tp : model->want_tp,
+        .multiple_of = again ? model->plan->multiple_of : model->want_multiple_of,
+        .strategy = model->want_strategy,
+    };
+    for (uint32_t i = 0; i < core->duck_count; i++) {
+        const struct core_duck *duck = &core->ducks[i];
+        if (duck->state != CORE_DUCK_UP || duck->spare)
+            continue;
+        request.ducks++;
+        if (!request.memory_bytes || duck->hello.capacity_bytes < request.memory_bytes)
+            request.memory_bytes = duck->hello.capacity_bytes;
+    }
+    if (!request.ducks)
+        return err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up (local_ducks in fp9d.conf or --local-ducks says how many to run)");
+    uint32_t all = 0;
+    for (uint32_t i = 0; i < core->duck_count; i++)
+        all += !core->ducks[i].spare;
+    if (request.tp > request.ducks && request.tp <= all) {
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u are up", request.tp, request.tp, request.ducks, all);
+        err_value_int(err, "tp", request.tp);
+        err_value_int(err, "up", request.ducks);
+        return -EHOSTDOWN;
+    }
+    return plan_make(arch, &request, ret_plan, err);
+}
+
+/* Two names may share one set of slots (same weights, same plan); but only one at a time may prepare it, and not under the other's feet.
+ * 1: the other prepares it right now, so this job waits. */
+static int check_shared(const struct core *core, const struct core_model *model, struct core_job *job, const uint8_t key[DIGEST_SIZE],
+                        struct err *err)
+{
+    const struct core_model *other = core_model_sharing(core, model, key);
+    if (!other || other->state == CORE_MODEL_FAILED || other->state == CORE_MODEL_UNLOADED)
+        return 0;
+    if (other->job) {
+        job->waits_for = other->job;
+        return 1;
+    }
+    err_set(err, -EBUSY, ERR_BUSY, "model %s: has the weights and the plan of model %s, which is %s; prepare that one, or unload it first",
+            model->name, other->name, core_model_state_text(other->state));
+    err_value_str(err, "model", other->name);
+    return -EBUSY;
+}
+
+int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err)
+{
+    struct core_model *model = &core->models[job->model];
+    struct core_model next = *model;
+    _cleanup_(plan_freep) struct plan *plan = NULL;
+    int r = make_plan(core, model, job, arch, &plan, err);
+    if (r < 0)
+        return r;
+    r = checkpoint_model_key(checkpoint, arch, plan, next.key, err);
+    if (r < 0)
+        return r;
+    _cleanup_(freep) uint32_t *duck_of_rank = calloc(plan->tp, sizeof *duck_of_rank);
+    if (!duck_of_rank)
+        return err_no_memory(err, "ranks", plan->tp * sizeof *duck_of_rank);
+    r = core_assign(core, next.key, plan->tp, duck_of_rank, err);
+    if (r < 0)
+        return r;
+    next.arch = arch;
+    next.plan = plan;
+    next.duck_of_rank = duck_of_rank;
+    r = list_missing(core, &next, job, err);
+    if (r == 0 && job->missing_count)
+        r = check_shared(core, model, job, next.key, err);
+    if (r)
+        return r;
+    bool same_key = model->plan && memcmp(model->key, next.key, DIGEST_SIZE) == 0;
+    size_t total = (job->layer == CORE_NONE ? arch->layers : 1) * (size_t)plan->tp;
+    explain(model, plan, same_key, job->force, job->missing_count, total, next.reason, sizeof next.reason);
+    snprintf(next.cache, sizeof next.cache, "%s", !job->missing_count ? "hit" : job->missing_count < total ? "partial" : "miss");
+
+    struct core_placement before = core_placement_take(model);
+    bool keep = before.plan && !same_key && model->state == CORE_MODEL_READY && !model->old.plan;
+    if (keep)
+        next.old = before;
+    else
+        core_placement_free(&before);
+    *model = next;
+    plan = NULL;
+    duck_of_rank = NULL;
+    return 0;
+}
