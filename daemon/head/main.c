@@ -18,21 +18,21 @@
 #include "proto/base/log.h"
 #include "proto/base/size.h"
 
-static const char usage[] =
-    "Usage: fp9d [OPTION]...\n"
-    "Owns a fleet of ducks and serves the MLP and expert layers of FP8 models from it, over a control socket.\n"
-    "Stays in the foreground; see fp9d(8).\n"
-    "\n"
-    "      --config FILE      configuration file (default /etc/fp9/fp9d.conf, if it is there)\n"
-    "      --socket PATH      control socket (default /run/fp9d/control.sock)\n"
-    "      --state-dir DIR    where fp9d keeps its database (default /var/lib/fp9d)\n"
-    "      --local-ducks N    fp9-duck processes to run on this machine (default 0)\n"
-    "      --check-config     read and check the configuration, then exit\n"
-    "  -h, --help             this text\n"
-    "      --version          the version\n"
-    "\n"
-    "Environment: FP9_CPU=ref|avx2|avx512 forces a kernel tier, FP9_PERSISTENT_JUDGE=0 makes every session one-shot.\n"
-    "Exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on, 2 wrong usage.\n";
+static const char usage[] = "Usage: fp9d [OPTION]...\n"
+                            "Owns a fleet of ducks and serves the MLP and expert layers of FP8 models from it, over a control socket.\n"
+                            "Stays in the foreground; see fp9d(8).\n"
+                            "\n"
+                            "      --config FILE      configuration file (default /etc/fp9/fp9d.conf, if it is there)\n"
+                            "      --socket PATH      control socket (default /run/fp9d/control.sock)\n"
+                            "      --state-dir DIR    where fp9d keeps its database (default /var/lib/fp9d)\n"
+                            "      --local-ducks N    fp9-duck processes to run on this machine (default 0)\n"
+                            "      --check-config     read and check the configuration, then exit\n"
+                            "  -h, --help             this text\n"
+                            "      --version          the version\n"
+                            "\n"
+                            "Environment: FP9_CPU=ref|avx2|avx512 forces a kernel tier (avx2:rm, avx2:rp a variant), "
+                            "FP9_PERSISTENT_JUDGE=0 makes every session one-shot.\n"
+                            "Exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on, 2 wrong usage.\n";
 
 enum option_code {
     OPTION_CONFIG = 256,

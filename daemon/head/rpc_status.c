@@ -48,10 +48,11 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
         sessions += core->sessions[i].used;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
         jobs += core->jobs[i].used && !core_job_over(&core->jobs[i]);
-    *ret_result = json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:s}", "state", core_state_text(core), "version", FP9_VERSION,
-                            "uptime_s", rpc_real((double)(clock_now_ns() - call->head->started_ns) / 1e9), "ducks",
-                            rpc_ducks_json(call->head), "models", rpc_models_json(call->head), "sessions", sessions, "jobs", jobs,
-                            "clients", (json_int_t)control_client_count(call->head->control), "isa", kernels_tier_name());
+    *ret_result =
+        json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:s, s:s}", "state", core_state_text(core), "version", FP9_VERSION, "uptime_s",
+                  rpc_real((double)(clock_now_ns() - call->head->started_ns) / 1e9), "ducks", rpc_ducks_json(call->head), "models",
+                  rpc_models_json(call->head), "sessions", sessions, "jobs", jobs, "clients",
+                  (json_int_t)control_client_count(call->head->control), "isa", kernels_tier_name(), "kernels", kernels_variant_name());
     return 0;
 }
 

@@ -13,4 +13,4 @@ AVX2_INLINE __m256i isolate_odd(__m256i bytes)
     return _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1000));
 }
 
-#include "kernels/x86/avx2_gemv.h"
+#include "kernels/x86/avx2_gemv.inc"
