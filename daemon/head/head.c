@@ -288,7 +288,7 @@ int head_run(const struct conf *conf, struct err *err)
     if (r == 0) {
         act_run(&head);
         log_info("main", "fp9d %s serves %s, %u local ducks, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks,
-                 kernels_tier_name());
+                 kernels_variant_name());
         sd_notify(0, "READY=1\nSTATUS=Serving");
         r = loop_run(head.loop, err);
     }
