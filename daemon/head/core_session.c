@@ -210,15 +210,21 @@ void core_session_model_ready(struct core *core, uint32_t index)
     }
 }
 
+/* The session stays until its client closes it; err is the answer to whatever that tries next. */
+static void session_end(struct core *core, struct core_session *session, const struct err *err)
+{
+    session_fail(core, session, err);
+    close_ranks(core, session);
+    err_copy(&session->err, err);
+}
+
 void core_session_key_gone(struct core *core, uint32_t index, const struct err *err)
 {
     for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
         struct core_session *session = &core->sessions[i];
         if (!session->used || session->model != index || memcmp(session->key, core->models[index].key, DIGEST_SIZE) == 0)
             continue;
-        session_fail(core, session, err);
-        close_ranks(core, session);
-        err_copy(&session->err, err);
+        session_end(core, session, err);
     }
 }
 
@@ -227,10 +233,7 @@ void core_session_model_gone(struct core *core, uint64_t now, uint32_t index, co
     (void)now;
     for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
         struct core_session *session = &core->sessions[i];
-        if (!session->used || session->model != index)
-            continue;
-        session_fail(core, session, err);
-        close_ranks(core, session);
-        err_copy(&session->err, err); /* the answer to whatever its client tries next */
+        if (session->used && session->model == index)
+            session_end(core, session, err);
     }
 }

@@ -21,7 +21,6 @@ struct load_stream {
     struct core_missing *missing; /* owned */
     size_t missing_count;
     uint8_t *chunk; /* owned, STREAM_CHUNK_BYTES + one row group */
-    size_t chunk_bytes;
     float *scales; /* owned, of one frame */
     atomic_bool cancelled;
     _Atomic uint64_t read_bytes, sent_bytes;
@@ -367,13 +366,13 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
         widest = stream->arch.moe_intermediate;
     if (stream->arch.shared_intermediate > widest)
         widest = stream->arch.shared_intermediate;
-    stream->chunk_bytes = STREAM_CHUNK_BYTES + (size_t)widest * LAYOUT_TILE_ROWS;
-    stream->chunk = malloc(stream->chunk_bytes);
+    size_t chunk_bytes = STREAM_CHUNK_BYTES + (size_t)widest * LAYOUT_TILE_ROWS;
+    stream->chunk = malloc(chunk_bytes);
     /* Most scales: a chunk of narrow rows, one float per tile and segment. */
-    stream->scales = calloc(stream->chunk_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->scales);
+    stream->scales = calloc(chunk_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->scales);
     _cleanup_(freep) struct target *targets = calloc(stream->plan.tp, sizeof *targets);
     if (!stream->chunk || !stream->scales || !targets)
-        return err_no_memory(err, "load buffer", stream->chunk_bytes);
+        return err_no_memory(err, "load buffer", chunk_bytes);
     for (size_t i = 0; i < stream->missing_count;) {
         uint32_t layer = stream->missing[i].layer;
         size_t count = 0;

@@ -40,6 +40,9 @@ int rpc_session_list(const struct call *call, json_t **ret_result, struct err *e
 int rpc_decode(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err);
 
+/* The session that the params name. It belongs to the connection that opened it: others get NO_SUCH (NULL) and do not learn whether it
+ * exists. */
+struct session *rpc_own_session(const struct call *call, struct err *err);
 /* CORE_ACT_STEP_DONE and CORE_ACT_STEP_FAILED: the answer to decode or prefill. */
 void rpc_step_done(struct head *head, uint64_t session);
 void rpc_step_failed(struct head *head, uint64_t session);

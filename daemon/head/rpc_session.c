@@ -61,8 +61,7 @@ void rpc_session_failed(struct head *head, uint64_t id)
     core_session_close(head->core, id);
 }
 
-/* A session belongs to the connection that opened it; others do not learn whether it exists. */
-static struct session *own_session(const struct call *call, struct err *err)
+struct session *rpc_own_session(const struct call *call, struct err *err)
 {
     uint64_t id = (uint64_t)rpc_param_int(call->params, "session", 0);
     struct session *session = session_find(call->head, id);
@@ -75,7 +74,7 @@ static struct session *own_session(const struct call *call, struct err *err)
 
 int rpc_session_close(const struct call *call, json_t **ret_result, struct err *err)
 {
-    struct session *session = own_session(call, err);
+    struct session *session = rpc_own_session(call, err);
     if (!session)
         return -ENOENT;
     if (session->step_id) {

@@ -217,13 +217,9 @@ static int take_step(const struct call *call, struct session *session, bool pref
 
 static int step(const struct call *call, bool prefill, struct err *err)
 {
-    uint64_t id = (uint64_t)rpc_param_int(call->params, "session", 0);
-    struct session *session = session_find(call->head, id);
-    if (!session || session->client != call->client) {
-        err_set(err, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 ": this connection has none of that number", id);
-        err_value_int(err, "session", (long long)id);
+    struct session *session = rpc_own_session(call, err);
+    if (!session)
         return -ENOENT;
-    }
     int r = take_step(call, session, prefill, err);
     return r < 0 ? r : RPC_LATER;
 }
