@@ -31,6 +31,9 @@ struct tiers_token {
     float *out;     /* h (32-byte aligned) or y; two tokens may have the same y: the first is added first */
 };
 
+/* Bytes of scratch of a batch: one segment of a panel as binary32, and the sums of some panels for a block of tokens. */
+#define TIERS_BATCH_SCRATCH (320 * 1024)
+
 struct tiers_ops {
     const char *name; /* of the tier */
 
