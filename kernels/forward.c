@@ -15,7 +15,7 @@ static uint32_t layer_hidden(const struct kernels_layer *layer)
     return layer->layout ? layer->layout->hidden : layer->shared_layout->hidden;
 }
 
-/* A vector read by a gemv is 16 floats per group, so a group never needs a tail. */
+/* A vector read by a gemv is whole groups, so a group never needs a tail. */
 static size_t x_floats(const struct kernels_layer *layer)
 {
     const struct layout_mlp *layout = layer->layout ? layer->layout : layer->shared_layout;
@@ -75,8 +75,7 @@ static void apply_expert(const struct group *group, const struct layout_mlp *lay
                          uint32_t count)
 {
     /* Panels that hold nothing but padding neurons are not read: their h is 0 by definition. */
-    uint32_t neuron_panels = layout->down.groups;
-    struct tiers_run gate_up = tiers_run_of(&layout->gate_up, expert, 0, neuron_panels);
+    struct tiers_run gate_up = tiers_run_of(&layout->gate_up, expert, 0, layout->neuron_panels);
     struct tiers_run down = tiers_run_of(&layout->down, expert, 0, layout->down.panels);
     struct tiers_token token[KERNELS_TOKENS_SHARED];
 

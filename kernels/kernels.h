@@ -53,13 +53,14 @@ enum kernels_matrix {
 const char *kernels_matrix_name(enum kernels_matrix matrix); /* "gate_proj" ... */
 
 /* Rows of a matrix of one expert's slice, as E4M3 codes.
- * GATE, UP: a row is one neuron, `hidden` columns. DOWN: a row is one output, the slice's `neurons` columns. */
+ * GATE, UP: a row is one neuron, `hidden` columns. DOWN: a row is one output, the slice's `neurons` columns.
+ * Tiles of gate and up are cut at the checkpoint's multiples of 16: a slice that begins at 8 mod 16 has a first tile of 8 rows. */
 struct kernels_rows {
     enum kernels_matrix matrix;
-    uint32_t first_row;   /* within the slice; multiple of 16 */
-    uint32_t rows;        /* a multiple of 16 unless these are the matrix's last rows */
+    uint32_t first_row;   /* within the slice; a tile's first (layout_tile_begins) */
+    uint32_t rows;        /* whole tiles unless these end with the matrix's last row */
     const uint8_t *codes; /* rows * columns bytes, no padding between rows */
-    const float *scales;  /* [ceil(rows / 16)][segments], the tile's scale of each segment */
+    const float *scales;  /* [layout_tiles(first_row, rows)][segments], the tile's scale of each segment */
 };
 
 /* Zeroes an expert's bytes (padding rows and columns must be zero), then any number of kernels_pack in any order. */

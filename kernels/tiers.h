@@ -12,14 +12,19 @@
 #include "kernels/kernels.h"
 #include "kernels/layout.h"
 
-/* A run of consecutive panels of one matrix. */
+/* A run of consecutive panels of one matrix. Half panels occur in gate and up only, half groups in down only; all four flags are false for
+ * slices that begin and end at multiples of 16. */
 struct tiers_run {
-    const uint8_t *panels; /* 64-byte aligned */
+    const uint8_t *panels; /* 64-byte aligned; 32-byte after a half panel or behind panels with a half group */
     const float *scales;   /* [count][segments][2] */
-    uint32_t count;        /* panels */
+    uint32_t count;        /* panels, half panels included */
     uint32_t segments;
-    uint32_t first_groups; /* groups of segment 0; later ones have 8, the last what is left */
-    uint32_t groups;       /* per panel */
+    uint32_t first_groups; /* whole groups of segment 0; later ones have 8, the last what is left: with a half group there, 0 is possible */
+    uint32_t groups;       /* whole groups per panel */
+    bool first_half;       /* segment 0, which is not the last, ends in a half group */
+    bool last_half;        /* the last segment ends in a half group */
+    bool head_half;        /* the first panel of the run is a half panel */
+    bool tail_half;        /* the last one is; never both of a single panel */
 };
 
 /* Tokens that share one pass over the weights. */
@@ -42,7 +47,8 @@ struct tiers_ops {
     int (*normalise_bf16)(float *out, uint32_t floats, const uint16_t *in, uint32_t count);
     int (*normalise_f32)(float *out, uint32_t floats, const float *in, uint32_t count);
 
-    /* Sections 3 and 4: h of 16 neurons per panel. v: 16 * groups floats, 32-byte aligned; undo = 2^(e - 15); h: 32-byte aligned. */
+    /* Sections 3 and 4: h of 16 neurons per panel, 8 per half panel, without gaps. v: layout_vector_floats, 32-byte aligned;
+     * undo = 2^(e - 15); h: 32-byte aligned. */
     void (*gate_up)(const struct tiers_run *run, const float *v, float undo, float *h);
     void (*gate_up_tokens)(const struct tiers_run *run, const struct tiers_token *token, uint32_t count); /* 1 .. TIERS_TOKENS_MAX */
 
@@ -50,9 +56,13 @@ struct tiers_ops {
     void (*down)(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows);
     void (*down_tokens)(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows);
 
-    /* Packs one tile (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is the panel's
-     * first byte, tile 0 or 1. Unused rows and columns become zero. */
+    /* Packs a tile's whole groups (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is
+     * the first group's first byte, tile 0 or 1. Unused rows and columns become zero. */
     void (*pack_tile)(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
+    /* A tile's part of one half group: 0 .. 8 columns. */
+    void (*pack_half_group)(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
+    /* The gate (0) or up (1) rows of a half panel, 1 .. 8 of them; the other's bytes are not touched. */
+    void (*pack_half_panel)(uint8_t *at, uint32_t up, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
 
     void (*canonical)(float *values, size_t count);
     void (*to_bf16)(uint16_t *bits, const float *values, size_t count);
@@ -78,19 +88,27 @@ int tiers_choose(unsigned features, const char *forced, const struct tiers_varia
  * whether this CPU can run one: kernels_tier_available(variant->tier). */
 const struct tiers_variant *tiers_variants(size_t *ret_count);
 
-/* The run over panels [first, first + count) of a matrix of the expert at `expert`. */
+/* The run over panels [first, first + count) of a matrix of the expert at `expert`; count > 0. */
 static inline struct tiers_run tiers_run_of(const struct layout_matrix *matrix, const uint8_t *expert, uint32_t first, uint32_t count)
 {
-    struct layout_segment segment = layout_segment(matrix, 0);
-
     return (struct tiers_run){
-        .panels = expert + matrix->panels_offset + first * matrix->panel_bytes,
+        .panels = expert + matrix->panels_offset + layout_panel_offset(matrix, first),
         .scales = (const float *)(const void *)(expert + matrix->scales_offset) + (size_t)first * matrix->segments * 2,
         .count = count,
         .segments = matrix->segments,
-        .first_groups = (segment.length + LAYOUT_GROUP_COLUMNS - 1) / LAYOUT_GROUP_COLUMNS,
+        .first_groups = layout_segment(matrix, 0).groups,
         .groups = matrix->groups,
+        .first_half = matrix->first_half,
+        .last_half = matrix->last_half,
+        .head_half = matrix->head_half && first == 0,
+        .tail_half = matrix->tail_half && first + count == matrix->panels,
     };
+}
+
+/* Bytes of a panel of a run that is no half panel; a half panel has half of it. */
+static inline size_t tiers_panel_bytes(const struct tiers_run *run)
+{
+    return (size_t)run->groups * LAYOUT_GROUP_BYTES + (size_t)(run->first_half + run->last_half) * LAYOUT_HALF_BYTES;
 }
 
 #endif

@@ -74,3 +74,56 @@ void avx2_pack_tile(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t str
         store_group(at, tile, lanes);
     }
 }
+
+/* Likewise sixteen lanes of eight columns. */
+static void store_half_group(uint8_t *at, uint32_t tile, const __m128i lanes[16])
+{
+    for (uint32_t half = 0; half < 2; half++) {
+        const __m128i *l = lanes + 8 * half;
+        uint8_t *to = at + 32 + 32 * tile + 16 * half;
+        __m128i a[4], b[4];
+
+        for (uint32_t i = 0; i < 4; i++)
+            a[i] = _mm_unpacklo_epi16(l[2 * i], l[2 * i + 1]);
+        for (uint32_t i = 0; i < 2; i++) {
+            b[i] = _mm_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+            b[2 + i] = _mm_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+        }
+        for (uint32_t i = 0; i < 2; i++, to += 128) {
+            _mm_store_si128((__m128i *)(void *)to, _mm_unpacklo_epi64(b[2 * i], b[2 * i + 1]));
+            _mm_store_si128((__m128i *)(void *)(to + 64), _mm_unpackhi_epi64(b[2 * i], b[2 * i + 1]));
+        }
+    }
+}
+
+void avx2_pack_half_group(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns)
+{
+    __m128i lanes[16];
+
+    for (uint32_t row = 0; row < LAYOUT_TILE_ROWS; row++) {
+        uint32_t lane = row < 8 ? 2 * row : 2 * (row - 8) + 1;
+        __m128i code = row < rows ? load_codes(codes + row * stride, columns) : _mm_setzero_si128();
+
+        lanes[lane] = magnitudes(code);
+        at[16 * tile + lane] = (uint8_t)(sign_word(code) >> 8);
+    }
+    store_half_group(at, tile, lanes);
+}
+
+void avx2_pack_half_panel(uint8_t *at, uint32_t up, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns)
+{
+    for (uint32_t first = 0; first < columns; first += LAYOUT_GROUP_COLUMNS, at += LAYOUT_HALF_BYTES) {
+        uint32_t width = columns - first < LAYOUT_GROUP_COLUMNS ? columns - first : LAYOUT_GROUP_COLUMNS;
+
+        for (uint32_t row = 0; row < LAYOUT_UNIT; row++) {
+            uint8_t *lane = at + 4 * row + 2 * up;
+            __m128i code = row < rows ? load_codes(codes + row * stride + first, width) : _mm_setzero_si128();
+            uint16_t pairs[8], signs = (uint16_t)sign_word(code);
+
+            _mm_storeu_si128((__m128i *)(void *)pairs, magnitudes(code));
+            memcpy(lane, &signs, sizeof(signs));
+            for (uint32_t pair = 0; pair < 8; pair++) /* the other matrix's lanes stand between */
+                memcpy(lane + 32 + 32 * pair, &pairs[pair], sizeof(pairs[pair]));
+        }
+    }
+}
