@@ -56,7 +56,8 @@ struct phases {
     bool skip_first; /* the first chunk's sort phase is through already */
     struct phases_cost cost;
     struct phases_room {
-        struct phases_member *member; /* [members] */
+        struct phases_member *member;  /* [members] */
+        uint8_t *batch;                /* [members], of batch.h's calls */
         struct phases_expert *experts; /* of the chunk: those somebody wants, ascending */
         struct split_work *work;       /* the same, for the split */
         struct split_place *places;    /* [members + 1] */
@@ -72,8 +73,8 @@ struct phases {
 
 /* Bytes of scratch (64-byte aligned) for up to `tokens` tokens with up to `top_k` slots:
  * with n = min(tokens, chunk), about n * (4 * (2 * hidden + top_k * neurons + shared neurons) + 12 * (top_k + 1)), which is under
- * PHASES_CHUNK_BYTES unless n is KERNELS_TOKENS_SHARED, and up to 60 bytes an expert and 100 a member. It does not grow with tokens
- * beyond the chunk. */
+ * PHASES_CHUNK_BYTES unless n is KERNELS_TOKENS_SHARED, and up to 60 bytes an expert and 330 KB a member. It does not grow with tokens
+ * beyond the chunk, and what is enough for some numbers is enough for all that are smaller. */
 size_t phases_scratch_bytes(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k, uint32_t members);
 
 /* Member 0 alone, before any phase. 1 .. PHASES_MEMBERS_MAX members. *job's contents are copied; what it points to must stay.

@@ -1,0 +1,590 @@
+#include "kernels/phases.h"
+
+#include <string.h>
+
+#include "kernels/batch.h"
+#include "kernels/bits.h"
+#include "kernels/fpenv.h"
+#include "kernels/tiers.h"
+#include "proto/base/size.h"
+
+#define FEW_TOKENS 4       /* whose x is normalised by member 0 at once: less than a phase would cost */
+#define VECTORS_A_PIECE 16 /* normalised between two looks at `pause` */
+#define MEMBER_LINE 128    /* cache lines are fetched in pairs */
+/* Vectors stand one line apart from a whole number of them: strides that are powers of two would put the same column of all tokens of a
+ * tile into the same set of L1. */
+#define STRIDE_PAD 16
+
+enum step {
+    STEP_SORT,
+    STEP_GATE_UP,
+    STEP_NORMALISE,
+    STEP_DOWN,
+    STEPS,
+};
+
+/* Where a member is in its share: its own, in cache lines of its own. */
+struct phases_member {
+    uint32_t phase; /* in which it is or was last, counted from 1 */
+    uint32_t vector, vector_end;
+    bool begun; /* down: its rows are zero; sort: the pairs are sorted */
+    struct split_place at, end;
+    uint32_t row_panel, row_panel_end; /* down */
+} __attribute__((aligned(MEMBER_LINE)));
+
+/* An expert that tokens of the chunk want. */
+struct phases_expert {
+    const struct layout_mlp *layout;
+    const uint8_t *bytes;
+    uint32_t first, count; /* of its pairs */
+    uint32_t h_stride;
+    float *h; /* of its first pair */
+};
+
+struct phases_pair {
+    uint32_t token; /* of the chunk */
+    float weight;
+    float h_undo; /* 2^(e - 15) of its h */
+};
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------- */
+
+static const struct layout_mlp *any_layout(const struct kernels_layer *layer)
+{
+    return layer->layout ? layer->layout : layer->shared_layout;
+}
+
+static uint32_t stride_of(const struct layout_matrix *matrix)
+{
+    return layout_vector_floats(matrix) + STRIDE_PAD;
+}
+
+static uint32_t x_stride(const struct kernels_layer *layer)
+{
+    return stride_of(&any_layout(layer)->gate_up);
+}
+
+static uint32_t h_stride(const struct layout_mlp *layout)
+{
+    return layout ? stride_of(&layout->down) : 0;
+}
+
+static uint32_t y_stride(const struct kernels_layer *layer)
+{
+    return (uint32_t)size_round_up(any_layout(layer)->hidden, LAYOUT_PANEL_ROWS) + STRIDE_PAD;
+}
+
+/* Slots of a token, the shared expert's and a dense layer's included. */
+static uint64_t slots_of(const struct kernels_layer *layer, uint32_t top_k)
+{
+    return (top_k ? top_k : 1) + (layer->shared_layout != NULL);
+}
+
+static uint64_t token_bytes(const struct kernels_layer *layer, uint32_t top_k)
+{
+    uint64_t floats = x_stride(layer) + y_stride(layer) + 1;
+
+    floats += (uint64_t)(top_k ? top_k : 1) * h_stride(layer->layout) + h_stride(layer->shared_layout);
+    return floats * sizeof(float) + slots_of(layer, top_k) * sizeof(struct phases_pair);
+}
+
+static uint32_t chunk_of(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k)
+{
+    uint64_t fit = PHASES_CHUNK_BYTES / token_bytes(layer, top_k);
+    uint32_t chunk = fit > PHASES_CHUNK ? PHASES_CHUNK : fit < KERNELS_TOKENS_SHARED ? KERNELS_TOKENS_SHARED : (uint32_t)fit;
+
+    return tokens < chunk ? tokens : chunk;
+}
+
+#define ARRAYS 10 /* in scratch, each from a multiple of LAYOUT_ALIGN on */
+
+static size_t tables_bytes(const struct kernels_layer *layer, uint32_t members)
+{
+    size_t expert = sizeof(uint32_t) + sizeof(struct phases_expert) + sizeof(struct split_work);
+
+    return (layer->expert_count + 1) * expert + members * (sizeof(struct phases_member) + batch_scratch_bytes()) +
+           (members + 1) * sizeof(struct split_place) + ARRAYS * MEMBER_LINE;
+}
+
+/* Grows with each of its numbers, so that room for the largest is room for all. */
+size_t phases_scratch_bytes(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k, uint32_t members)
+{
+    uint64_t each = token_bytes(layer, top_k);
+    uint64_t want = (tokens < PHASES_CHUNK ? tokens : PHASES_CHUNK) * each;
+    uint64_t least = (tokens < KERNELS_TOKENS_SHARED ? tokens : KERNELS_TOKENS_SHARED) * each;
+
+    if (want > PHASES_CHUNK_BYTES)
+        want = PHASES_CHUNK_BYTES;
+    return (size_t)(want > least ? want : least) + tables_bytes(layer, members);
+}
+
+static void *carve(uint8_t **at, size_t bytes, size_t align)
+{
+    uint8_t *from = (uint8_t *)(((uintptr_t)*at + align - 1) / align * align);
+
+    *at = from + bytes;
+    return from;
+}
+
+static struct phases_room room_of(const struct phases *phases, void *scratch)
+{
+    const struct kernels_layer *layer = phases->job.layer;
+    uint32_t top_k = phases->job.top_k;
+    size_t n = phases->chunk, experts = layer->expert_count + 1;
+    size_t h_floats = n * ((size_t)(top_k ? top_k : 1) * h_stride(layer->layout) + h_stride(layer->shared_layout));
+    uint8_t *at = scratch;
+    struct phases_room room;
+
+    room.member = carve(&at, phases->members * sizeof(*room.member), MEMBER_LINE);
+    room.batch = carve(&at, phases->members * batch_scratch_bytes(), MEMBER_LINE);
+    room.x = carve(&at, n * x_stride(layer) * sizeof(float), LAYOUT_ALIGN);
+    room.h = carve(&at, h_floats * sizeof(float), LAYOUT_ALIGN);
+    room.y = carve(&at, n * y_stride(layer) * sizeof(float), LAYOUT_ALIGN);
+    room.x_undo = carve(&at, n * sizeof(float), LAYOUT_ALIGN);
+    room.pairs = carve(&at, n * slots_of(layer, top_k) * sizeof(*room.pairs), LAYOUT_ALIGN);
+    room.experts = carve(&at, experts * sizeof(*room.experts), LAYOUT_ALIGN);
+    room.work = carve(&at, experts * sizeof(*room.work), LAYOUT_ALIGN);
+    room.places = carve(&at, (phases->members + 1) * sizeof(*room.places) + experts * sizeof(*room.counts), LAYOUT_ALIGN);
+    room.counts = (uint32_t *)(void *)(room.places + phases->members + 1);
+    return room;
+}
+
+/* ---- the sort ---------------------------------------------------------------------------------- */
+
+/* Tokens [first, first + count) of the job. */
+struct chunk {
+    uint32_t first, count;
+};
+
+static struct chunk chunk_at(const struct phases *phases, uint32_t index)
+{
+    uint32_t first = index * phases->chunk, left = phases->job.tokens - first;
+
+    return (struct chunk){first, left < phases->chunk ? left : phases->chunk};
+}
+
+static void add_expert(struct phases *phases, const struct layout_mlp *layout, const uint8_t *bytes, uint32_t count)
+{
+    struct phases_expert *expert = &phases->room.experts[phases->expert_count];
+    const struct phases_expert *last = phases->expert_count ? expert - 1 : NULL;
+
+    *expert = (struct phases_expert){
+        .layout = layout,
+        .bytes = bytes,
+        .first = phases->pair_count,
+        .count = count,
+        .h_stride = h_stride(layout),
+        .h = last ? last->h + (size_t)last->count * last->h_stride : phases->room.h,
+    };
+    phases->room.work[phases->expert_count++] = (struct split_work){.tokens = count, .panels = layout->neuron_panels};
+    phases->pair_count += count;
+}
+
+/* All tokens of the chunk with weight 1. */
+static void add_for_all(struct phases *phases, const struct layout_mlp *layout, const uint8_t *bytes, uint32_t tokens)
+{
+    struct phases_pair *pair = phases->room.pairs + phases->pair_count;
+
+    add_expert(phases, layout, bytes, tokens);
+    for (uint32_t t = 0; t < tokens; t++)
+        pair[t] = (struct phases_pair){.token = t, .weight = 1.0f};
+}
+
+/* Counting sort: ascending ids, equal ids by token and slot. */
+static void add_routed(struct phases *phases, struct chunk chunk)
+{
+    const struct kernels_layer *layer = phases->job.layer;
+    uint32_t top_k = phases->job.top_k, slots = chunk.count * top_k, *counts = phases->room.counts;
+    const int32_t *ids = phases->job.ids + (size_t)chunk.first * top_k;
+    const float *weights = phases->job.weights + (size_t)chunk.first * top_k;
+
+    memset(counts, 0, layer->expert_count * sizeof(*counts));
+    for (uint32_t i = 0; i < slots; i++)
+        if (ids[i] >= 0)
+            counts[ids[i]]++;
+    for (uint32_t e = 0; e < layer->expert_count; e++) {
+        uint32_t count = counts[e];
+
+        counts[e] = phases->pair_count; /* from now on: where its next pair goes */
+        if (count)
+            add_expert(phases, layer->layout, layer->experts + (size_t)e * layer->layout->expert_bytes, count);
+    }
+    for (uint32_t t = 0, i = 0; t < chunk.count; t++)
+        for (uint32_t k = 0; k < top_k; k++, i++)
+            if (ids[i] >= 0)
+                phases->room.pairs[counts[ids[i]]++] = (struct phases_pair){.token = t, .weight = weights[i]};
+}
+
+static uint64_t mlp_weights(const struct layout_mlp *layout)
+{
+    return UINT64_C(3) * layout->hidden * layout->neurons;
+}
+
+static uint64_t gate_up_panel_weights(const struct layout_mlp *layout)
+{
+    return (uint64_t)layout->hidden * LAYOUT_PANEL_ROWS;
+}
+
+/* What a decode of one token reads. */
+static uint64_t decode_weights(const struct phases_job *job)
+{
+    const struct kernels_layer *layer = job->layer;
+    uint64_t weights = layer->layout ? mlp_weights(layer->layout) * (job->dense || !job->top_k ? 1 : job->top_k) : 0;
+
+    return weights + (layer->shared_layout && !job->dense ? mlp_weights(layer->shared_layout) : 0);
+}
+
+static void sort_chunk(struct phases *phases, struct chunk chunk)
+{
+    const struct kernels_layer *layer = phases->job.layer;
+
+    phases->expert_count = phases->pair_count = 0;
+    if (phases->job.dense) {
+        add_for_all(phases, layer->layout, layer->experts, chunk.count);
+    } else {
+        if (phases->job.top_k && layer->layout)
+            add_routed(phases, chunk);
+        if (layer->shared_layout)
+            add_for_all(phases, layer->shared_layout, layer->shared, chunk.count);
+    }
+    phases->tile =
+        split_tile(phases->room.work, phases->expert_count, phases->members, phases->budget, gate_up_panel_weights(any_layout(layer)));
+    split_places(phases->room.work, phases->expert_count, phases->tile, phases->members, phases->room.places);
+    for (uint32_t i = 0; i < phases->expert_count; i++) {
+        const struct phases_expert *expert = &phases->room.experts[i];
+        uint32_t tiles = split_tiles(expert->count, phases->tile);
+
+        phases->cost.params += expert->count * mlp_weights(expert->layout);
+        phases->cost.weight_bytes += tiles * expert->layout->expert_bytes;
+        phases->cost.tiles += tiles;
+        phases->cost.tile_tokens += expert->count;
+    }
+}
+
+/* 2^(e - 15) undoes the 2^-111 of raw weights and the 2^(126 - e) of the vector. */
+static float undo_power(int e)
+{
+    return bits_pow2(e - 15);
+}
+
+static void normalise_x(const struct phases *phases, struct chunk chunk, uint32_t begin, uint32_t end)
+{
+    const struct kernels_layer *layer = phases->job.layer;
+    uint32_t hidden = any_layout(layer)->hidden, floats = layout_vector_floats(&any_layout(layer)->gate_up);
+    size_t stride = x_stride(layer);
+
+    for (uint32_t t = begin; t < end; t++)
+        phases->room.x_undo[t] = undo_power(tiers_active()->normalise_bf16(phases->room.x + t * stride, floats,
+                                                                           phases->job.x + (size_t)(chunk.first + t) * hidden, hidden));
+}
+
+/* ---- pieces: each does a little of a member's share and says whether there is more ---------------- */
+
+static uint32_t next_vectors(struct phases_member *self)
+{
+    uint32_t left = self->vector_end - self->vector;
+
+    self->vector += left < VECTORS_A_PIECE ? left : VECTORS_A_PIECE;
+    return self->vector;
+}
+
+static bool sort_piece(struct phases *phases, struct chunk chunk, uint32_t member, struct phases_member *self)
+{
+    uint32_t from = self->vector;
+
+    if (member == 0 && chunk.first > 0 && !self->begun) {
+        sort_chunk(phases, chunk);
+        self->begun = true;
+        return true;
+    }
+    normalise_x(phases, chunk, from, next_vectors(self));
+    return self->vector < self->vector_end;
+}
+
+static uint32_t tile_tokens(const struct phases *phases, const struct phases_expert *expert, uint32_t tile)
+{
+    uint32_t left = expert->count - tile * phases->tile;
+
+    return left < phases->tile ? left : phases->tile;
+}
+
+/* Moves on by `panels` of the tile's `all`; afterwards `at` is a place where there is something to do, or the end of the work. */
+static void advance(const struct phases *phases, struct split_place *at, uint32_t panels, uint32_t first, uint32_t all)
+{
+    at->panel += panels;
+    if (at->panel < all)
+        return;
+    at->panel = first;
+    if (++at->tile < split_tiles(phases->room.experts[at->work].count, phases->tile))
+        return;
+    at->tile = 0;
+    at->work++;
+}
+
+static bool before(const struct split_place *a, const struct split_place *b)
+{
+    if (a->work != b->work)
+        return a->work < b->work;
+    return a->tile != b->tile ? a->tile < b->tile : a->panel < b->panel;
+}
+
+static void *batch_room(const struct phases *phases, const struct phases_member *self)
+{
+    return phases->room.batch + (size_t)(self - phases->room.member) * batch_scratch_bytes();
+}
+
+static bool gate_up_piece(const struct phases *phases, struct phases_member *self)
+{
+    struct split_place *at = &self->at;
+    struct tiers_token token[SPLIT_TILE_MAX];
+    const struct phases_expert *expert;
+    struct tiers_run run;
+    uint32_t count, all, panels;
+    size_t x_floats = x_stride(phases->job.layer), pair;
+
+    if (!before(at, &self->end))
+        return false;
+    expert = &phases->room.experts[at->work];
+    count = tile_tokens(phases, expert, at->tile);
+    all = phases->room.work[at->work].panels;
+    panels = at->work == self->end.work && at->tile == self->end.tile ? self->end.panel : all;
+    panels = least(panels - at->panel, split_piece(phases->budget, gate_up_panel_weights(expert->layout), count));
+    pair = (size_t)at->tile * phases->tile;
+    for (uint32_t i = 0; i < count; i++, pair++) {
+        uint32_t t = phases->room.pairs[expert->first + pair].token;
+
+        token[i] = (struct tiers_token){
+            .v = phases->room.x + t * x_floats,
+            .undo = phases->room.x_undo[t],
+            .out = expert->h + pair * expert->h_stride + layout_tile_row(&expert->layout->gate_up, at->panel),
+        };
+    }
+    run = tiers_run_of(&expert->layout->gate_up, expert->bytes, at->panel, panels);
+    batch_gate_up(tiers_active(), &run, token, count, batch_room(phases, self));
+    advance(phases, at, panels, 0, all);
+    return before(at, &self->end);
+}
+
+static bool normalise_piece(const struct phases *phases, struct phases_member *self)
+{
+    uint32_t i = self->vector, end = next_vectors(self), work = 0;
+
+    if (i == end)
+        return false;
+    while (phases->room.experts[work].first + phases->room.experts[work].count <= i)
+        work++;
+    for (; i < end; i++) {
+        const struct phases_expert *expert = &phases->room.experts[work];
+        const struct layout_mlp *layout = expert->layout;
+        float *h = expert->h + (size_t)(i - expert->first) * expert->h_stride;
+
+        phases->room.pairs[i].h_undo =
+            undo_power(tiers_active()->normalise_f32(h, layout_vector_floats(&layout->down), h, layout->neurons));
+        if (i + 1 == expert->first + expert->count)
+            work++;
+    }
+    return self->vector < self->vector_end;
+}
+
+/* ---- down -------------------------------------------------------------------------------------- */
+
+/* Where the sum of a token of the chunk begins. */
+static float *sum_of(const struct phases *phases, struct chunk chunk, uint32_t token)
+{
+    const struct kernels_layer *layer = phases->job.layer;
+
+    if (phases->job.bf16)
+        return phases->room.y + (size_t)token * y_stride(layer);
+    return (float *)phases->job.partial + (size_t)(chunk.first + token) * any_layout(layer)->hidden;
+}
+
+/* Output rows [first, end) of this member. */
+static void member_rows(const struct phases *phases, const struct phases_member *self, uint32_t *ret_first, uint32_t *ret_end)
+{
+    uint32_t hidden = any_layout(phases->job.layer)->hidden;
+
+    *ret_first = least(self->row_panel * LAYOUT_PANEL_ROWS, hidden);
+    *ret_end = least(self->row_panel_end * LAYOUT_PANEL_ROWS, hidden);
+}
+
+static void rows_begin(const struct phases *phases, struct chunk chunk, const struct phases_member *self)
+{
+    uint32_t first, end;
+
+    member_rows(phases, self, &first, &end);
+    for (uint32_t t = 0; t < chunk.count; t++)
+        memset(sum_of(phases, chunk, t) + first, 0, (end - first) * sizeof(float));
+}
+
+static void rows_finish(const struct phases *phases, struct chunk chunk, const struct phases_member *self)
+{
+    uint32_t hidden = any_layout(phases->job.layer)->hidden, first, end;
+
+    member_rows(phases, self, &first, &end);
+    for (uint32_t t = 0; t < chunk.count; t++) {
+        float *sum = sum_of(phases, chunk, t) + first;
+
+        if (phases->job.bf16)
+            tiers_active()->to_bf16((uint16_t *)phases->job.partial + (size_t)(chunk.first + t) * hidden + first, sum, end - first);
+        else
+            tiers_active()->canonical(sum, end - first);
+    }
+}
+
+static void down_panels(const struct phases *phases, struct chunk chunk, const struct phases_member *self, uint32_t panels)
+{
+    const struct split_place *at = &self->at;
+    const struct phases_expert *expert = &phases->room.experts[at->work];
+    const struct layout_mlp *layout = expert->layout;
+    uint32_t count = tile_tokens(phases, expert, at->tile), row = at->panel * LAYOUT_PANEL_ROWS;
+    uint32_t rows = least(panels * LAYOUT_PANEL_ROWS, layout->hidden - row);
+    struct tiers_run run = tiers_run_of(&layout->down, expert->bytes, at->panel, panels);
+    struct tiers_token token[SPLIT_TILE_MAX];
+    size_t h = (size_t)at->tile * phases->tile;
+
+    for (uint32_t i = 0; i < count; i++, h++) {
+        const struct phases_pair *pair = &phases->room.pairs[expert->first + h];
+
+        token[i] = (struct tiers_token){
+            .v = expert->h + h * expert->h_stride,
+            .undo = pair->h_undo,
+            .weight = pair->weight,
+            .out = sum_of(phases, chunk, pair->token) + row,
+        };
+    }
+    batch_down(tiers_active(), &run, token, count, rows, batch_room(phases, self));
+}
+
+static bool down_piece(const struct phases *phases, struct chunk chunk, struct phases_member *self)
+{
+    struct split_place *at = &self->at;
+    const struct phases_expert *expert;
+    uint32_t panels;
+
+    if (self->row_panel == self->row_panel_end)
+        return false;
+    if (!self->begun) {
+        rows_begin(phases, chunk, self);
+        self->begun = true;
+        return true;
+    }
+    if (at->work == phases->expert_count) {
+        rows_finish(phases, chunk, self);
+        return false;
+    }
+    expert = &phases->room.experts[at->work];
+    panels = split_piece(phases->budget, (uint64_t)expert->layout->neurons * LAYOUT_PANEL_ROWS, tile_tokens(phases, expert, at->tile));
+    panels = least(panels, self->row_panel_end - at->panel);
+    down_panels(phases, chunk, self, panels);
+    advance(phases, at, panels, self->row_panel, self->row_panel_end);
+    return true;
+}
+
+/* ---- phases ------------------------------------------------------------------------------------ */
+
+void phases_begin(struct phases *ret_phases, const struct phases_job *job, uint32_t members, void *scratch)
+{
+    struct phases phases = {.job = *job, .members = members};
+    fpenv_saved saved;
+
+    if (job->dense)
+        phases.job.top_k = 0;
+    phases.chunk = chunk_of(job->layer, job->tokens, phases.job.top_k);
+    phases.chunks = job->tokens ? (uint32_t)size_ceil_div(job->tokens, phases.chunk) : 0;
+    if (job->tokens) {
+        struct chunk first = chunk_at(&phases, 0);
+
+        saved = fpenv_enter();
+        phases.room = room_of(&phases, scratch);
+        phases.budget = split_budget(decode_weights(job), members);
+        phases.skip_first = job->tokens <= FEW_TOKENS;
+        memset(phases.room.member, 0, members * sizeof(*phases.room.member));
+        sort_chunk(&phases, first);
+        if (phases.skip_first)
+            normalise_x(&phases, first, 0, first.count);
+        fpenv_leave(saved);
+    }
+    *ret_phases = phases;
+}
+
+uint32_t phases_count(const struct phases *phases)
+{
+    return phases->chunks * STEPS - phases->skip_first;
+}
+
+static void member_begin(const struct phases *phases, struct phases_member *self, uint32_t member, enum step step, struct chunk chunk)
+{
+    uint32_t vectors = step == STEP_SORT ? chunk.count : phases->pair_count;
+    uint32_t row_panels = any_layout(phases->job.layer)->down.panels;
+
+    self->begun = false;
+    /* The sort changes what the phases after it divide: it divides nothing but the tokens. */
+    self->vector = split_even(vectors, phases->members, member);
+    self->vector_end = split_even(vectors, phases->members, member + 1);
+    if (step == STEP_GATE_UP) {
+        self->at = phases->room.places[member];
+        self->end = phases->room.places[member + 1];
+    } else if (step == STEP_DOWN) {
+        self->row_panel = split_even(row_panels, phases->members, member);
+        self->row_panel_end = split_even(row_panels, phases->members, member + 1);
+        self->at = (struct split_place){.panel = self->row_panel};
+    }
+}
+
+static bool piece(struct phases *phases, enum step step, struct chunk chunk, uint32_t member, struct phases_member *self)
+{
+    switch (step) {
+    case STEP_SORT: return sort_piece(phases, chunk, member, self);
+    case STEP_GATE_UP: return gate_up_piece(phases, self);
+    case STEP_NORMALISE: return normalise_piece(phases, self);
+    case STEP_DOWN: return down_piece(phases, chunk, self);
+    case STEPS: break;
+    }
+    return false;
+}
+
+bool phases_run(struct phases *phases, uint32_t phase, uint32_t member, const _Atomic bool *pause, _Atomic uint64_t *progress)
+{
+    uint32_t index = phase + phases->skip_first;
+    enum step step = (enum step)(index % STEPS);
+    struct chunk chunk = chunk_at(phases, index / STEPS);
+    struct phases_member *self = &phases->room.member[member];
+    fpenv_saved saved = fpenv_enter();
+    bool more;
+
+    if (self->phase != phase + 1) {
+        self->phase = phase + 1;
+        member_begin(phases, self, member, step, chunk);
+    }
+    do {
+        more = piece(phases, step, chunk, member, self);
+        if (progress)
+            atomic_fetch_add_explicit(progress, 1, memory_order_relaxed);
+    } while (more && !(pause && atomic_load_explicit(pause, memory_order_relaxed)));
+    fpenv_leave(saved);
+    return !more;
+}
+
+enum phases_mode phases_mode(bool dense, uint32_t tokens, uint32_t members)
+{
+    if (tokens > KERNELS_TOKENS_SHARED)
+        return dense ? PHASES_DENSE_PREFILL : PHASES_MOE_PREFILL;
+    return dense ? PHASES_DENSE : members > 1 ? PHASES_MOE_SMP : PHASES_MOE;
+}
+
+const char *phases_mode_name(enum phases_mode mode)
+{
+    switch (mode) {
+    case PHASES_DENSE: return "dense forward";
+    case PHASES_MOE: return "MoE forward single core";
+    case PHASES_MOE_SMP: return "MoE forward SMP";
+    case PHASES_DENSE_PREFILL: return "dense prefill";
+    case PHASES_MOE_PREFILL: return "MoE prefill";
+    }
+    return "?";
+}
