@@ -1,10 +1,14 @@
-/* PURE. One step on one slot: the kernels over its tokens, the partial in the dtype that is wanted. */
+/* PURE. One step on one slot: the kernels over its tokens, the partial in the dtype that is wanted.
+ *
+ * A team runs it in phases (kernels/phases.h): compute_begin by member 0, then phases_run by all members for each of phases_count phases,
+ * then compute_cost_of. compute_run is one core alone, in modes 0 and 1 token group by token group. */
 #ifndef FP9_DUCK_COMPUTE_H
 #define FP9_DUCK_COMPUTE_H
 
 #include <stdatomic.h>
 
 #include "daemon/duck/geometry.h"
+#include "kernels/phases.h"
 #include "proto/wire/msg_step.h"
 
 /* Tokens between two looks at `cancel` and moves of `progress`; also the height of the binary32 result kept aside. */
@@ -22,9 +26,18 @@ struct compute_job {
 };
 
 struct compute_cost {
-    uint64_t params;       /* real weights applied */
-    uint64_t weight_bytes; /* read from the weight buffer */
+    enum phases_mode mode;
+    uint64_t params;       /* real weights applied; FLOPs are twice as many */
+    uint64_t weight_bytes; /* streamed from the weight buffer: an expert's bytes for each of its tiles */
+    uint64_t tiles;        /* passes of an expert's weights with a tile of tokens */
+    uint64_t tile_tokens;  /* tokens in all of them: tile_tokens / tiles is the average batch */
 };
+
+/* Scratch of a step in phases, 64-byte aligned; room for a session's largest step is room for all of its steps. */
+size_t compute_scratch_bytes(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k, uint32_t members);
+void compute_begin(struct phases *ret_phases, const struct compute_job *job, uint32_t members, void *scratch);
+/* After the last phase. */
+struct compute_cost compute_cost_of(const struct phases *phases);
 
 struct compute_cost compute_cost(const struct compute_job *job);
 size_t compute_y_bytes(uint32_t hidden); /* of `y` below, 64-byte aligned */
