@@ -18,6 +18,7 @@ struct link {
     struct exec *exec; /* borrowed */
     struct buf *out;   /* borrowed */
     bool greeted;
+    char peer[2 * WIRE_NAME_MAX + 8];
     struct fills *fills; /* owned */
     struct sessions sessions;
     struct steps steps;
@@ -64,6 +65,11 @@ void link_free(struct link *link)
 bool link_greeted(const struct link *link)
 {
     return link->greeted;
+}
+
+const char *link_peer(const struct link *link)
+{
+    return link->peer;
 }
 
 /* An encoder's failure (out of memory) ends the link: an answer that is not sent would be waited for in vain. */
@@ -116,6 +122,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     snprintf(answer.boot_id, sizeof answer.boot_id, "%s", wbuf_boot_id(link->wbuf));
     snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
     link->greeted = true;
+    snprintf(link->peer, sizeof link->peer, "%s of %s", hello.software, hello.host);
     log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
     return sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
 }

@@ -30,5 +30,7 @@ int link_frame(struct link *link, const struct frame *frame, struct err *err);
 int link_exec_event(struct link *link, struct err *err);
 /* True once HELLO was exchanged. */
 bool link_greeted(const struct link *link);
+/* Who is at the other end, as in "fp9d 0.1.0 of HOST"; "" before HELLO. */
+const char *link_peer(const struct link *link);
 
 #endif

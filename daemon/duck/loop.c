@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/msg_hello.h"
 
@@ -12,12 +13,14 @@
 #define OUT_HIGH (64u * 1024 * 1024) /* a peer that does not read its answers is not read either */
 #define LAST_WORDS_MS 1000           /* for a FAIL to leave before the link is closed */
 
-enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_COUNT };
+enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_BESIDE, AT_COUNT };
 
 struct loop {
-    struct transport *transport; /* borrowed */
-    struct exec *exec;           /* owned */
-    struct link *link;           /* owned */
+    struct transport *transport;      /* borrowed */
+    const struct loop_beside *beside; /* borrowed; NULL: nothing */
+    uint64_t hello_by_ns;             /* 0: whenever it likes */
+    struct exec *exec;                /* owned */
+    struct link *link;                /* owned */
     struct frame_reader reader;
     struct transport_queue out;
     bool more; /* the transport may hold bytes that poll does not see */
@@ -31,7 +34,7 @@ static void loop_release(struct loop *loop)
     transport_queue_release(&loop->out);
 }
 
-static void signal_set(sigset_t *set)
+void loop_signal_set(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, SIGTERM);
@@ -41,7 +44,7 @@ static void signal_set(sigset_t *set)
 int loop_block_signals(struct err *err)
 {
     sigset_t set;
-    signal_set(&set);
+    loop_signal_set(&set);
     if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
         return err_errno(err, "signals");
     return 0;
@@ -83,6 +86,15 @@ static void last_words(struct loop *loop)
     }
 }
 
+/* Milliseconds that poll may wait: for ever, or until a peer's HELLO is overdue. */
+static int patience(const struct loop *loop)
+{
+    if (!loop->hello_by_ns || link_greeted(loop->link))
+        return -1;
+    uint64_t now = clock_now_ns();
+    return now < loop->hello_by_ns ? (int)((loop->hello_by_ns - now) / CLOCK_NS_PER_MS) + 1 : 0;
+}
+
 static bool peer_gone(int code)
 {
     return code == -ECONNRESET || code == -EPIPE;
@@ -95,11 +107,12 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         [AT_LINK] = {.fd = loop->transport->fd(loop->transport), .events = loop->transport->events(loop->transport, want_write)},
         [AT_EXEC] = {.fd = exec_event_fd(loop->exec), .events = POLLIN},
         [AT_SIGNAL] = {.fd = signal_fd, .events = POLLIN},
+        [AT_BESIDE] = {.fd = loop->beside ? loop->beside->fd : -1, .events = POLLIN},
     };
     bool full = loop->out.buf.length - loop->out.sent > OUT_HIGH;
     if (full)
         wait[AT_LINK].events &= ~POLLIN;
-    if (poll(wait, AT_COUNT, loop->more && !full ? 0 : -1) < 0 && errno != EINTR)
+    if (poll(wait, AT_COUNT, loop->more && !full ? 0 : patience(loop)) < 0 && errno != EINTR)
         return err_errno(err, "poll");
     struct signalfd_siginfo info;
     if (wait[AT_SIGNAL].revents & POLLIN && read(signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
@@ -107,6 +120,8 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         *ret_stop = true;
         return 0;
     }
+    if (wait[AT_BESIDE].revents & POLLIN)
+        loop->beside->ready(loop->beside->user, link_peer(loop->link));
     int r = 0;
     if (wait[AT_EXEC].revents & POLLIN)
         r = link_exec_event(loop->link, err);
@@ -117,17 +132,22 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         r = serve_input(loop, err);
     if (r >= 0)
         r = transport_flush(loop->transport, &loop->out, err);
+    if (r >= 0 && patience(loop) == 0)
+        return err_set(err, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", loop->beside->hello_ms);
     return r < 0 ? r : 0;
 }
 
-int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, struct err *err)
+int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct loop_beside *beside,
+             struct err *err)
 {
     sigset_t set;
-    signal_set(&set);
+    loop_signal_set(&set);
     _cleanup_(closep) int signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signal_fd < 0)
         return err_errno(err, "signalfd");
-    _cleanup_(loop_release) struct loop loop = {.transport = transport};
+    _cleanup_(loop_release) struct loop loop = {.transport = transport, .beside = beside};
+    if (beside)
+        loop.hello_by_ns = clock_now_ns() + (uint64_t)beside->hello_ms * CLOCK_NS_PER_MS;
     int r = exec_new(wbuf_fd(wbuf), &loop.exec, err);
     if (r == 0)
         r = link_new(facts, wbuf, loop.exec, &loop.out.buf, &loop.link, err);
@@ -135,10 +155,11 @@ int loop_run(struct transport *transport, const struct link_facts *facts, struct
     while (r == 0 && !stop)
         r = turn(&loop, signal_fd, &stop, err);
     if (r < 0 && peer_gone(r)) {
-        log_info("duck", "the link was closed by fp9d");
-        return 0;
+        if (link_greeted(loop.link))
+            log_info("duck", "the link was closed by fp9d");
+        return LOOP_CLOSED;
     }
     if (r < 0)
         last_words(&loop);
-    return r;
+    return r < 0 ? r : LOOP_STOPPED;
 }

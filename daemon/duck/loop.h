@@ -2,14 +2,33 @@
 #ifndef FP9_DUCK_LOOP_H
 #define FP9_DUCK_LOOP_H
 
+#include <signal.h>
+
 #include "daemon/duck/link.h"
 #include "proto/wire/transport.h"
 
 /* Blocks the signals that loop_run takes; call before any thread starts. */
 int loop_block_signals(struct err *err);
 
-/* Serves one link until its peer closes it or SIGTERM or SIGINT comes: 0. Negative when the link had to be ended. Everything is
- * borrowed. */
-int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, struct err *err);
+/* SIGTERM and SIGINT, which are blocked and read from a signalfd. */
+void loop_signal_set(sigset_t *set);
+
+/* What a duck that is a service looks after beside its link. */
+struct loop_beside {
+    int fd;                                        /* somebody else who knocks: readable */
+    void (*ready)(void *user, const char *holder); /* then; holder: whose link this is, "" before its HELLO */
+    void *user;
+    int hello_ms; /* a peer that has not said HELLO by then is let go */
+};
+
+enum {
+    LOOP_CLOSED = 0,  /* by the peer */
+    LOOP_STOPPED = 1, /* by a signal */
+};
+
+/* Serves one link until its peer closes it or SIGTERM or SIGINT comes: LOOP_*. Negative when the link had to be ended. Everything is
+ * borrowed; beside may be NULL. */
+int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct loop_beside *beside,
+             struct err *err);
 
 #endif

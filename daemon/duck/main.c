@@ -8,8 +8,10 @@
 
 #include "daemon/duck/cores.h"
 #include "daemon/duck/judge.h"
+#include "daemon/duck/keep.h"
 #include "daemon/duck/loop.h"
 #include "daemon/duck/options.h"
+#include "daemon/duck/serve.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
 #include "proto/wire/transport_socket.h"
@@ -20,11 +22,12 @@ static int refuse(const struct err *err)
     return EXIT_FAILURE;
 }
 
-static int open_weights(const struct options *options, struct wbuf **ret_wbuf, struct err *err)
+/* fd: of the weight buffer, -1 for a new one; taken. */
+static int open_weights(const struct options *options, int fd, struct wbuf **ret_wbuf, struct err *err)
 {
     char note[WBUF_NOTE_MAX], size[32];
     uint64_t bytes = options->memory ? options->memory : options_default_memory();
-    int r = wbuf_open(options->weights_fd, bytes, options_huge(options), ret_wbuf, note, err);
+    int r = wbuf_open(fd, bytes, options_huge(options), ret_wbuf, note, err);
     if (r < 0)
         return r;
     /* Kernel processes inherit it; nothing else is ever executed. */
@@ -35,7 +38,8 @@ static int open_weights(const struct options *options, struct wbuf **ret_wbuf, s
     return 0;
 }
 
-static int serve(const struct options *options, struct err *err)
+/* The link of a local duck: fp9d's child. */
+static int serve_child(const struct options *options, struct err *err)
 {
     struct link_facts facts = {.name = options->name};
     /* fp9d's death closes the link, which ends the loop; the signal is for the time before it. Whoever died before this line has
@@ -55,12 +59,38 @@ static int serve(const struct options *options, struct err *err)
     if (r < 0)
         return err_prefix(err, "FP9_CPU");
     _cleanup_(wbuf_freep) struct wbuf *wbuf = NULL;
-    r = open_weights(options, &wbuf, err);
+    r = open_weights(options, options->weights_fd, &wbuf, err);
     if (r < 0)
         return r;
     log_info("duck", "%s serves over descriptor %d with %u cores, kernels %s", options->name, options->link_fd, facts.cores,
              kernels_tier_name());
-    return loop_run(transport, &facts, wbuf, err);
+    return loop_run(transport, &facts, wbuf, NULL, err);
+}
+
+/* A service of its own. */
+static int serve_service(const struct options *options, struct err *err)
+{
+    struct link_facts facts = {.name = options->name};
+    int r = serve_check(options, err);
+    if (r == 0)
+        r = loop_block_signals(err);
+    if (r == 0)
+        r = cores_apply(options->cores, &facts.cores, err);
+    if (r < 0)
+        return r;
+    r = kernels_select(getenv("FP9_CPU"), err);
+    if (r < 0)
+        return err_prefix(err, "FP9_CPU");
+    _cleanup_(wbuf_freep) struct wbuf *wbuf = NULL;
+    int kept = options->weights_fd >= 0 ? options->weights_fd : keep_take(options->memory);
+    r = open_weights(options, kept, &wbuf, err);
+    if (r < 0)
+        return r;
+    if (kept < 0)
+        keep_store(wbuf_fd(wbuf));
+    log_info("duck", "%s listens on %s in plaintext with %u cores, kernels %s", options->name, options->listen, facts.cores,
+             kernels_tier_name());
+    return serve_tcp(options, &facts, wbuf, err);
 }
 
 int main(int argc, char **argv)
@@ -83,12 +113,6 @@ int main(int argc, char **argv)
         printf("fp9-duck: the configuration is good\n");
         return EXIT_SUCCESS;
     }
-    if (options.link_fd < 0) {
-        log_error("duck",
-                  "this version serves only the link that fp9d gives to its local ducks (--link-fd); TCP service on %s comes with a "
-                  "later version",
-                  options.listen);
-        return EXIT_FAILURE;
-    }
-    return serve(&options, &err) < 0 ? refuse(&err) : EXIT_SUCCESS;
+    r = options.link_fd < 0 ? serve_service(&options, &err) : serve_child(&options, &err);
+    return r < 0 ? refuse(&err) : EXIT_SUCCESS;
 }

@@ -3,12 +3,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "daemon/duck/wbuf_format.h"
 #include "proto/base/size.h"
+
+#define WBUF_LOCK_POLL_MS 5
+#define WBUF_LOCK_WAIT_MS 5000 /* a killed process with many pages takes its time */
 
 struct aux {
     struct geometry geometry; /* valid while the slot is in use */
@@ -92,6 +96,24 @@ static int file_size(int fd, uint64_t bytes, uint64_t *ret_size, struct err *err
     return 0;
 }
 
+/* Two processes on one buffer would write over each other's slots: a duck that is dying and the one that is started in its place. A record
+ * lock belongs to the process; one of the descriptor (flock) would be shared with everybody the memfd was handed to. */
+static int take_lock(int fd, struct err *err)
+{
+    for (int waited_ms = 0;; waited_ms += WBUF_LOCK_POLL_MS) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+        if (fcntl(fd, F_SETLK, &lock) == 0)
+            return 0;
+        if (errno != EAGAIN && errno != EACCES)
+            return err_errno(err, "weight buffer: lock");
+        if (waited_ms >= WBUF_LOCK_WAIT_MS) {
+            bool known = fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+            return err_set(err, -EBUSY, ERR_BUSY, "weight buffer: process %d uses it", known ? (int)lock.l_pid : 0);
+        }
+        poll(NULL, 0, WBUF_LOCK_POLL_MS);
+    }
+}
+
 static int take_pages(int fd, uint64_t offset, uint64_t bytes, struct err *err)
 {
     int r;
@@ -127,15 +149,14 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
         if (r < 0)
             return r;
     }
-    if (dropped > 0) {
-        /* What unfinished slots held is given back: everything between finished ones. */
-        uint64_t at = WBUF_DATA_OFFSET;
-        for (uint32_t i = 0; i <= wbuf->order_count; i++) {
-            uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : wbuf->size;
-            if (until > at)
-                (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)(until - at));
-            at = i < wbuf->order_count ? until + slot_pages(wbuf, wbuf->order[i]) : until;
-        }
+    /* Whatever lies between finished slots is given back: unfinished ones, and pages that a process killed between two steps of a drop
+     * or an alloc has left to nobody. */
+    uint64_t at = WBUF_DATA_OFFSET;
+    for (uint32_t i = 0; i <= wbuf->order_count; i++) {
+        uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : wbuf->size;
+        if (until > at)
+            (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)(until - at));
+        at = i < wbuf->order_count ? until + slot_pages(wbuf, wbuf->order[i]) : until;
     }
     snprintf(note, WBUF_NOTE_MAX, "attached: %u finished slots, %u unfinished ones dropped", wbuf->order_count, dropped);
     return 0;
@@ -170,6 +191,8 @@ int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbu
     if (r < 0)
         return r;
     r = file_size(fd < 0 ? own : fd, bytes, &size, err);
+    if (r == 0)
+        r = take_lock(fd < 0 ? own : fd, err);
     if (r < 0)
         return r;
     _cleanup_(wbuf_freep) struct wbuf *wbuf = calloc(1, sizeof *wbuf);

@@ -30,7 +30,8 @@ struct wbuf;
 
 /* fd: a memfd (or file) to attach to, or -1 for one of our own. Taken (closed by wbuf_free) on success. A file of size 0 is made
  * `bytes` long; any other keeps its size. A header that is not whole (magic, version, capacity, a slot that lies about itself) is
- * formatted anew, with a new boot id; *ret_note (WBUF_NOTE_MAX) says in a sentence what was found. */
+ * formatted anew, with a new boot id; *ret_note (WBUF_NOTE_MAX) says in a sentence what was found. A buffer that another process has open
+ * is waited for, some seconds at most (-EBUSY, naming the process): one that was killed may still be dying. */
 #define WBUF_NOTE_MAX 512
 int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbuf, char *ret_note, struct err *err);
 void wbuf_free(struct wbuf *wbuf);
