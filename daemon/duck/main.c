@@ -67,30 +67,46 @@ static int serve_child(const struct options *options, struct err *err)
     return loop_run(transport, &facts, wbuf, NULL, err);
 }
 
+/* What every link of a service has in common. */
+struct service {
+    struct link_facts facts;
+    struct wbuf *wbuf; /* owned */
+};
+
+static void service_release(struct service *service)
+{
+    wbuf_free(service->wbuf);
+}
+
+static int service_link(void *user, struct transport *transport, const struct loop_beside *beside, struct err *err)
+{
+    struct service *service = user;
+    return loop_run(transport, &service->facts, service->wbuf, beside, err);
+}
+
 /* A service of its own. */
 static int serve_service(const struct options *options, struct err *err)
 {
-    struct link_facts facts = {.name = options->name};
+    _cleanup_(service_release) struct service service = {.facts = {.name = options->name}};
     int r = serve_check(options, err);
     if (r == 0)
         r = loop_block_signals(err);
     if (r == 0)
-        r = cores_apply(options->cores, &facts.cores, err);
+        r = cores_apply(options->cores, &service.facts.cores, err);
     if (r < 0)
         return r;
     r = kernels_select(getenv("FP9_CPU"), err);
     if (r < 0)
         return err_prefix(err, "FP9_CPU");
-    _cleanup_(wbuf_freep) struct wbuf *wbuf = NULL;
     int kept = options->weights_fd >= 0 ? options->weights_fd : keep_take(options->memory);
-    r = open_weights(options, kept, &wbuf, err);
+    r = open_weights(options, kept, &service.wbuf, err);
     if (r < 0)
         return r;
     if (kept < 0)
-        keep_store(wbuf_fd(wbuf));
-    log_info("duck", "%s listens on %s in plaintext with %u cores, kernels %s", options->name, options->listen, facts.cores,
+        keep_store(wbuf_fd(service.wbuf));
+    log_info("duck", "%s listens on %s in plaintext with %u cores, kernels %s", options->name, options->listen, service.facts.cores,
              kernels_tier_name());
-    return serve_tcp(options, &facts, wbuf, err);
+    return serve_tcp(options, service_link, &service, err);
 }
 
 int main(int argc, char **argv)

@@ -8,7 +8,6 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/duck/listen.h"
-#include "daemon/duck/loop.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/transport_tcp.h"
@@ -18,8 +17,9 @@
 #define COMPLAIN_EVERY (60 * CLOCK_NS_PER_S)
 
 struct serve {
-    const struct link_facts *facts;
-    struct wbuf *wbuf;
+    const char *name;
+    serve_link_fn link;
+    void *user;
     struct listen *listen; /* owned */
     int signal_fd;         /* owned; watched between links, the loop has its own */
     uint64_t complained_ns;
@@ -65,7 +65,7 @@ static void complain(struct serve *serve, const char *who, const char *what)
 static void knock(void *user, const char *holder)
 {
     const struct serve *serve = user;
-    listen_refuse(serve->listen, serve->facts->name, holder);
+    listen_refuse(serve->listen, serve->name, holder);
 }
 
 /* 1: stop. */
@@ -78,7 +78,7 @@ static int serve_link(struct serve *serve, int fd, const char *who)
         close(fd);
     } else {
         struct loop_beside beside = {.fd = listen_fd(serve->listen), .ready = knock, .user = serve, .hello_ms = HELLO_MS};
-        r = loop_run(transport, serve->facts, serve->wbuf, &beside, &err);
+        r = serve->link(serve->user, transport, &beside, &err);
     }
     if (r < 0)
         complain(serve, who, err.message);
@@ -97,9 +97,9 @@ static bool stop_asked(struct serve *serve, int timeout_ms)
     return true;
 }
 
-int serve_tcp(const struct options *options, const struct link_facts *facts, struct wbuf *wbuf, struct err *err)
+int serve_tcp(const struct options *options, serve_link_fn link, void *user, struct err *err)
 {
-    _cleanup_(serve_release) struct serve serve = {.facts = facts, .wbuf = wbuf, .signal_fd = -1};
+    _cleanup_(serve_release) struct serve serve = {.name = options->name, .link = link, .user = user, .signal_fd = -1};
     int r = listen_open(options->listen, &serve.listen, err);
     if (r < 0)
         return r;
