@@ -2,6 +2,11 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "daemon/duck/quota.h"
+#include "daemon/duck/team.h"
 
 /* Digits at *text, as a CPU number; -1 when there is none below CPU_SETSIZE. */
 static int number(const char **text)
@@ -40,7 +45,38 @@ int cores_parse(const char *text, cpu_set_t *ret_set, struct err *err)
     return 0;
 }
 
-int cores_apply(const char *text, uint32_t *ret_count, struct err *err)
+struct cores cores_share(const cpu_set_t *cpus, uint64_t quota_millis, uint32_t members)
+{
+    uint32_t count = (uint32_t)CPU_COUNT(cpus);
+    struct cores cores = {.cpus = *cpus, .quota_millis = quota_millis, .members = count};
+    if (quota_millis >= count * UINT64_C(1000))
+        cores.quota_millis = QUOTA_NONE;
+    else
+        cores.members = quota_millis < 1000 ? 1 : (uint32_t)(quota_millis / 1000);
+    if (cores.members > TEAM_MEMBERS_MAX)
+        cores.members = TEAM_MEMBERS_MAX;
+    if (members)
+        cores.members = members;
+    cores.spin = cores.members <= count && cores.quota_millis == QUOTA_NONE;
+    cores.bind = cores.spin && cores.members == count;
+    return cores;
+}
+
+const char *cores_text(const struct cores *cores, char text[CORES_TEXT_SIZE])
+{
+    const char *plural = cores->members == 1 ? "" : "s";
+    if (cores->quota_millis != QUOTA_NONE)
+        snprintf(text, CORES_TEXT_SIZE, "%u core%s (quota of %" PRIu64 ".%02" PRIu64 " CPUs)", cores->members, plural,
+                 cores->quota_millis / 1000, cores->quota_millis % 1000 / 10);
+    else if (cores->bind)
+        snprintf(text, CORES_TEXT_SIZE, "%u core%s", cores->members, plural);
+    else
+        snprintf(text, CORES_TEXT_SIZE, "%u core%s on %d CPU%s", cores->members, plural, CPU_COUNT(&cores->cpus),
+                 CPU_COUNT(&cores->cpus) == 1 ? "" : "s");
+    return text;
+}
+
+int cores_apply(const char *text, uint32_t members, struct cores *ret_cores, struct err *err)
 {
     cpu_set_t have;
     if (sched_getaffinity(0, sizeof have, &have) < 0)
@@ -58,6 +94,6 @@ int cores_apply(const char *text, uint32_t *ret_count, struct err *err)
             return err_errno(err, "cores \"%.200s\"", text);
         have = want;
     }
-    *ret_count = (uint32_t)CPU_COUNT(&have);
+    *ret_cores = cores_share(&have, quota_millis("/proc/self/cgroup", "/sys/fs/cgroup"), members);
     return 0;
 }

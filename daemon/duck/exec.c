@@ -8,94 +8,223 @@
 #include "proto/base/clock.h"
 #include "proto/base/size.h"
 
-struct exec {
-    pthread_t thread;
-    int weights_fd; /* borrowed */
-    int event_fd;   /* owned */
-    _Atomic uint64_t progress;
-    _Atomic bool cancel; /* set once, when the duck stops */
-    float *y;            /* owned; written by the thread while busy */
-    size_t y_bytes;
-    void *scratch; /* owned; likewise */
-    size_t scratch_bytes;
-    bool busy; /* owner's */
-
-    pthread_mutex_t lock; /* of all below */
-    pthread_cond_t posted;
-    bool stop;
-    uint64_t generation;      /* of the job: counted up by exec_post */
-    uint64_t done_generation; /* of the last result */
-    struct exec_job job;
-    struct exec_result result;
+enum state {
+    EMPTY,   /* the owner's */
+    POSTED,  /* the thread's, as are the next two */
+    RUNNING, /* paused, too */
+    THROUGH, /* the owner's again: the result waits */
 };
 
-static void run(struct exec *exec, const struct exec_job *job, struct exec_result *result)
+struct place {
+    /* Owner's. */
+    bool busy;
+    size_t y_bytes, scratch_bytes;
+    float *y;      /* owned; written by the team while busy */
+    void *scratch; /* owned; likewise */
+    /* Under the lock. */
+    enum state state;
+    struct exec_job job;
+    struct exec_result result;
+    /* The thread's. */
+    struct team_job team;
+    /* Set under the lock; members look at it between tiles. Relaxed: it carries nothing but itself. */
+    _Atomic bool pause;
+};
+
+struct exec {
+    pthread_t thread;
+    int weights_fd;             /* borrowed */
+    int event_fd;               /* owned */
+    struct team *team;          /* owned */
+    _Atomic uint64_t one_shots; /* their progress */
+    _Atomic bool cancel;        /* set once, when the duck stops */
+    _Atomic bool broken;        /* set once, under the lock, after `why` */
+    struct err why;
+    /* exec_watch's. */
+    uint64_t looked_ns, looked_progress;
+    uint32_t silent_looks;
+
+    pthread_mutex_t lock;
+    pthread_cond_t posted;
+    bool entered; /* under the lock: the thread is member 0, or enter_err tells why not */
+    bool stop;    /* likewise */
+    struct err enter_err;
+    struct place places[EXEC_PLACES];
+};
+
+/* ---- the kernel thread -------------------------------------------------------------------------- */
+
+/* A phase is COMPUTE_CHUNK tokens by member 0. */
+static bool share(void *arg, uint32_t phase, uint32_t member, const _Atomic bool *pause, _Atomic uint64_t *progress)
 {
-    *result = (struct exec_result){0};
+    (void)pause;
+    struct place *place = arg;
+    struct compute_job job = place->job.compute;
+    uint32_t first = phase * COMPUTE_CHUNK;
+    if (member != 0)
+        return true;
+    job.tokens = job.tokens - first < COMPUTE_CHUNK ? job.tokens - first : COMPUTE_CHUNK;
+    job.x += (size_t)first * job.hidden;
+    job.ids += (size_t)first * job.top_k;
+    job.weights += (size_t)first * job.top_k;
+    job.partial = (uint8_t *)job.partial + (size_t)first * job.hidden * (job.dtype == MSG_F32 ? 4 : 2);
+    static const _Atomic bool never = false;
+    return compute_run(&job, place->y, place->scratch, progress, &never);
+}
+
+static void start(struct place *place)
+{
+    place->result = (struct exec_result){0};
+    place->team = (struct team_job){
+        .phases = (place->job.compute.tokens + COMPUTE_CHUNK - 1) / COMPUTE_CHUNK,
+        .share = share,
+        .arg = place,
+        .pause = &place->pause,
+    };
+}
+
+/* Release: who sees `broken` reads why. The first reason stays. */
+static void set_broken(struct exec *exec, const struct err *why)
+{
+    pthread_mutex_lock(&exec->lock);
+    if (!atomic_load_explicit(&exec->broken, memory_order_relaxed))
+        exec->why = *why;
+    atomic_store_explicit(&exec->broken, true, memory_order_release);
+    pthread_mutex_unlock(&exec->lock);
+}
+
+/* Runs a job, or the rest of it. False: it was paused. */
+static bool run(struct exec *exec, struct place *place)
+{
+    struct exec_result *result = &place->result;
+    const struct exec_job *job = &place->job;
     if (job->one_shot) {
         result->code =
-            judge_run(&job->compute, &job->slot, exec->weights_fd, &exec->progress, &exec->cancel, &result->duck_time_ns, &result->err);
-        return;
+            judge_run(&job->compute, &job->slot, exec->weights_fd, &exec->one_shots, &exec->cancel, &result->duck_time_ns, &result->err);
+        return true;
     }
-    uint64_t start = clock_now_ns();
-    if (!compute_run(&job->compute, exec->y, exec->scratch, &exec->progress, &exec->cancel))
-        result->code = err_set(&result->err, -ECANCELED, ERR_CANCELLED, "the duck is stopping");
-    result->duck_time_ns = clock_now_ns() - start;
+    uint64_t start_ns = clock_now_ns();
+    int r = team_run(exec->team, &place->team, &result->err);
+    result->duck_time_ns += clock_now_ns() - start_ns;
+    if (r == TEAM_PAUSED)
+        return false;
+    result->code = r;
+    if (r < 0)
+        set_broken(exec, &result->err);
+    return true;
+}
+
+/* The job to go on with, NULL when there is none. */
+static struct place *choose(struct exec *exec)
+{
+    for (int i = 0; i < EXEC_PLACES; i++) {
+        struct place *place = &exec->places[i];
+        if (place->state != POSTED && place->state != RUNNING)
+            continue;
+        if (place->state == POSTED)
+            start(place);
+        place->state = RUNNING;
+        atomic_store_explicit(&place->pause, false, memory_order_relaxed);
+        return place;
+    }
+    return NULL;
 }
 
 static void *thread_main(void *user)
 {
     struct exec *exec = user;
+    (void)pthread_setname_np(pthread_self(), "member-0");
     pthread_mutex_lock(&exec->lock);
-    for (;;) {
-        while (!exec->stop && exec->done_generation == exec->generation)
+    (void)team_enter(exec->team, &exec->enter_err);
+    exec->entered = true;
+    pthread_cond_signal(&exec->posted);
+    while (!exec->stop) {
+        struct place *place = choose(exec);
+        if (!place) {
             pthread_cond_wait(&exec->posted, &exec->lock);
-        if (exec->stop)
-            break;
-        struct exec_job job = exec->job;
-        uint64_t generation = exec->generation;
+            continue;
+        }
         pthread_mutex_unlock(&exec->lock);
-        struct exec_result result;
-        run(exec, &job, &result);
+        bool through = run(exec, place);
         pthread_mutex_lock(&exec->lock);
-        exec->result = result;
-        exec->done_generation = generation;
-        (void)eventfd_write(exec->event_fd, 1);
+        if (through) {
+            place->state = THROUGH;
+            (void)eventfd_write(exec->event_fd, 1);
+        }
     }
     pthread_mutex_unlock(&exec->lock);
     return NULL;
 }
 
+/* ---- the owner ---------------------------------------------------------------------------------- */
+
 /* Signals are the main thread's: the kernel thread starts with all of them blocked. */
-static int start_thread(struct exec *exec)
+static int start_thread(struct exec *exec, struct err *err)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int r = pthread_create(&exec->thread, NULL, thread_main, exec);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return r;
+    if (r != 0) {
+        errno = r;
+        return err_errno(err, "kernel thread");
+    }
+    pthread_mutex_lock(&exec->lock);
+    while (!exec->entered)
+        pthread_cond_wait(&exec->posted, &exec->lock);
+    pthread_mutex_unlock(&exec->lock);
+    return 0;
 }
 
-int exec_new(int weights_fd, struct exec **ret_exec, struct err *err)
+static void stop_thread(struct exec *exec)
+{
+    atomic_store(&exec->cancel, true);
+    pthread_mutex_lock(&exec->lock);
+    exec->stop = true;
+    for (int i = 0; i < EXEC_PLACES; i++)
+        atomic_store_explicit(&exec->places[i].pause, true, memory_order_relaxed);
+    pthread_cond_signal(&exec->posted);
+    pthread_mutex_unlock(&exec->lock);
+    pthread_join(exec->thread, NULL);
+}
+
+static void release(struct exec *exec)
+{
+    bool broken = exec_broken(exec) != NULL;
+    team_free(exec->team);
+    closep(&exec->event_fd);
+    pthread_cond_destroy(&exec->posted);
+    pthread_mutex_destroy(&exec->lock);
+    if (broken)
+        return; /* a stalled member may still use all that follows */
+    for (int i = 0; i < EXEC_PLACES; i++) {
+        free(exec->places[i].y);
+        free(exec->places[i].scratch);
+    }
+    free(exec);
+}
+
+int exec_new(int weights_fd, const struct team_setup *setup, struct exec **ret_exec, struct err *err)
 {
     struct exec *exec = calloc(1, sizeof *exec);
     if (!exec)
         return err_no_memory(err, "kernel thread", sizeof *exec);
     exec->weights_fd = weights_fd;
-    exec->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (exec->event_fd < 0) {
-        free(exec);
-        return err_errno(err, "kernel thread: eventfd");
-    }
     pthread_mutex_init(&exec->lock, NULL);
     pthread_cond_init(&exec->posted, NULL);
-    int r = start_thread(exec);
-    if (r != 0) {
-        close(exec->event_fd);
-        free(exec);
-        errno = r;
-        return err_errno(err, "kernel thread");
+    exec->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = exec->event_fd < 0 ? err_errno(err, "kernel thread: eventfd") : team_new(setup, &exec->team, err);
+    if (r == 0)
+        r = start_thread(exec, err);
+    if (r == 0 && exec->enter_err.code < 0) {
+        stop_thread(exec);
+        err_copy(err, &exec->enter_err);
+        r = exec->enter_err.code;
+    }
+    if (r < 0) {
+        release(exec);
+        return r;
     }
     *ret_exec = exec;
     return 0;
@@ -105,18 +234,8 @@ void exec_free(struct exec *exec)
 {
     if (!exec)
         return;
-    atomic_store(&exec->cancel, true);
-    pthread_mutex_lock(&exec->lock);
-    exec->stop = true;
-    pthread_cond_signal(&exec->posted);
-    pthread_mutex_unlock(&exec->lock);
-    pthread_join(exec->thread, NULL);
-    pthread_cond_destroy(&exec->posted);
-    pthread_mutex_destroy(&exec->lock);
-    close(exec->event_fd);
-    free(exec->y);
-    free(exec->scratch);
-    free(exec);
+    stop_thread(exec);
+    release(exec);
 }
 
 int exec_event_fd(const struct exec *exec)
@@ -126,12 +245,12 @@ int exec_event_fd(const struct exec *exec)
 
 uint64_t exec_progress(const struct exec *exec)
 {
-    return atomic_load_explicit(&exec->progress, memory_order_relaxed);
+    return team_progress(exec->team) + atomic_load_explicit(&exec->one_shots, memory_order_relaxed);
 }
 
-bool exec_busy(const struct exec *exec)
+bool exec_busy(const struct exec *exec, enum exec_place place)
 {
-    return exec->busy;
+    return exec->places[place].busy;
 }
 
 static int grow(void **memory, size_t *have, size_t bytes, struct err *err)
@@ -148,36 +267,69 @@ static int grow(void **memory, size_t *have, size_t bytes, struct err *err)
     return 0;
 }
 
-int exec_reserve(struct exec *exec, size_t scratch_bytes, size_t y_bytes, struct err *err)
+int exec_reserve(struct exec *exec, enum exec_place where, size_t scratch_bytes, size_t y_bytes, struct err *err)
 {
-    void *y = exec->y;
-    int r = grow(&exec->scratch, &exec->scratch_bytes, scratch_bytes, err);
+    struct place *place = &exec->places[where];
+    void *y = place->y;
+    int r = grow(&place->scratch, &place->scratch_bytes, scratch_bytes, err);
     if (r == 0)
-        r = grow(&y, &exec->y_bytes, y_bytes, err);
-    exec->y = y;
+        r = grow(&y, &place->y_bytes, y_bytes, err);
+    place->y = y;
     return r;
 }
 
-void exec_post(struct exec *exec, const struct exec_job *job)
+void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *job)
 {
-    exec->busy = true;
+    struct place *place = &exec->places[where];
+    place->busy = true;
     pthread_mutex_lock(&exec->lock);
-    exec->job = *job;
-    exec->generation++;
+    place->job = *job;
+    place->state = POSTED;
+    if (where == EXEC_INTERACTIVE)
+        atomic_store_explicit(&exec->places[EXEC_BATCH].pause, true, memory_order_relaxed);
     pthread_cond_signal(&exec->posted);
     pthread_mutex_unlock(&exec->lock);
 }
 
-bool exec_take(struct exec *exec, struct exec_result *ret_result)
+bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result)
 {
     eventfd_t count;
     (void)eventfd_read(exec->event_fd, &count);
+    bool through = false;
     pthread_mutex_lock(&exec->lock);
-    bool through = exec->busy && exec->done_generation == exec->generation;
-    if (through)
-        *ret_result = exec->result;
+    for (int i = 0; i < EXEC_PLACES && !through; i++) {
+        struct place *place = &exec->places[i];
+        through = place->state == THROUGH;
+        if (!through)
+            continue;
+        place->state = EMPTY;
+        place->busy = false;
+        *ret_result = place->result;
+        *ret_place = (enum exec_place)i;
+    }
     pthread_mutex_unlock(&exec->lock);
-    if (through)
-        exec->busy = false;
     return through;
+}
+
+const struct err *exec_broken(const struct exec *exec)
+{
+    return atomic_load_explicit(&exec->broken, memory_order_acquire) ? &exec->why : NULL;
+}
+
+void exec_watch(struct exec *exec, uint64_t now_ns)
+{
+    if (now_ns - exec->looked_ns < EXEC_WATCH_MS * CLOCK_NS_PER_MS)
+        return;
+    bool idle = true;
+    for (int i = 0; i < EXEC_PLACES; i++)
+        idle &= !exec->places[i].busy;
+    uint64_t progress = exec_progress(exec);
+    exec->silent_looks = idle || progress != exec->looked_progress ? 0 : exec->silent_looks + 1;
+    exec->looked_progress = progress;
+    exec->looked_ns = now_ns;
+    if (exec->silent_looks < EXEC_WATCH_LOOKS)
+        return;
+    struct err why;
+    err_set(&why, -EIO, ERR_INTERNAL, "kernels made no progress for %d ms", EXEC_WATCH_LOOKS * EXEC_WATCH_MS);
+    set_broken(exec, &why);
 }

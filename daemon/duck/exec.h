@@ -1,6 +1,12 @@
-/* The kernel thread (member 0) and the one job descriptor that it works on. The owner posts a job, the thread runs it and signals the
- * eventfd, the owner takes the result: never more than one job at a time, so the owner keeps the queue. A team of threads and spinning
- * are to come behind these same functions.
+/* The kernel thread (member 0 of the team) and the jobs it runs. There are two places for a job, one interactive and one batch: the owner
+ * posts a job into an empty place, the team runs it, the eventfd tells, the owner takes the result. So there is never more than one job of
+ * a kind, and the owner keeps the queues.
+ *
+ * An interactive job goes first. When it is posted while the batch job runs, that one is paused within a tile of its kernels, and goes on
+ * where it stopped once no interactive job waits. A one-shot job is not paused: it runs to its end in a process of its own.
+ *
+ * When a member of the team is lost, the job's result says so (-EIO) and exec_broken has the reason: no job runs any more, and nothing that a
+ * job pointed to may be used again or freed, for a stalled member may still write there. The process is to end by _exit.
  *
  * Threads: everything here is called by the owner; exec_progress by anyone.
  */
@@ -8,8 +14,15 @@
 #define FP9_DUCK_EXEC_H
 
 #include "daemon/duck/judge.h"
+#include "daemon/duck/team.h"
 
 struct exec;
+
+enum exec_place {
+    EXEC_INTERACTIVE,
+    EXEC_BATCH,
+    EXEC_PLACES,
+};
 
 struct exec_job {
     struct compute_job compute; /* what it points to belongs to the owner and stays until the job is taken back */
@@ -20,24 +33,32 @@ struct exec_job {
 struct exec_result {
     int code; /* 0, or negative and err */
     struct err err;
-    uint64_t duck_time_ns;
+    uint64_t duck_time_ns; /* the job's own; what ran while it was paused does not count */
 };
 
 /* weights_fd: borrowed, for kernel processes. */
-int exec_new(int weights_fd, struct exec **ret_exec, struct err *err);
-/* Cancels what runs (within COMPUTE_CHUNK tokens), joins the thread. */
+int exec_new(int weights_fd, const struct team_setup *setup, struct exec **ret_exec, struct err *err);
+/* Cancels what runs (within a tile), joins the threads. */
 void exec_free(struct exec *exec);
 CLEANUP_DEFINE(struct exec *, exec_free);
 
 int exec_event_fd(const struct exec *exec); /* readable when a result waits */
 uint64_t exec_progress(const struct exec *exec);
-bool exec_busy(const struct exec *exec); /* a job is posted and not yet taken back */
+bool exec_busy(const struct exec *exec, enum exec_place place); /* a job is posted and not yet taken back */
 
-/* Makes scratch at least this large; not while busy. */
-int exec_reserve(struct exec *exec, size_t scratch_bytes, size_t y_bytes, struct err *err);
-/* Not while busy; exec_reserve was called for such a job. */
-void exec_post(struct exec *exec, const struct exec_job *job);
-/* True and the result when the job is through. Also empties the eventfd. */
-bool exec_take(struct exec *exec, struct exec_result *ret_result);
+/* Makes the place's scratch at least this large; not while it is busy. */
+int exec_reserve(struct exec *exec, enum exec_place place, size_t scratch_bytes, size_t y_bytes, struct err *err);
+/* Into a place that is not busy; exec_reserve was called for such a job. */
+void exec_post(struct exec *exec, enum exec_place place, const struct exec_job *job);
+/* True and a result when a job is through; call until false. Also empties the eventfd. */
+bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result);
+
+/* NULL, or why no job runs any more: a lost member, or (by exec_watch) kernels that make no progress. */
+const struct err *exec_broken(const struct exec *exec);
+/* To be called about every EXEC_WATCH_MS while a place is busy: after EXEC_WATCH_LOOKS looks that found no progress exec is broken. The
+ * team's own watch, which knows the member, is faster. */
+#define EXEC_WATCH_MS 1000
+#define EXEC_WATCH_LOOKS 20
+void exec_watch(struct exec *exec, uint64_t now_ns);
 
 #endif

@@ -22,10 +22,12 @@ struct link {
     struct fills *fills; /* owned */
     struct sessions sessions;
     struct steps steps;
-    struct step *running; /* posted to exec; owned */
-    uint32_t running_slot;
-    struct compute_cost running_cost;
-    enum msg_dtype running_dtype;
+    struct running {
+        struct step *step; /* posted to exec; owned */
+        uint32_t slot;
+        struct compute_cost cost;
+        enum msg_dtype dtype;
+    } running[EXEC_PLACES];
     /* DROPs whose memory a running step still reads. */
     struct {
         uint64_t request, freed;
@@ -54,9 +56,11 @@ void link_free(struct link *link)
     if (!link)
         return;
     fills_free(link->fills);
-    if (link->running) {
-        wbuf_unpin(link->wbuf, link->running_slot);
-        steps_done(&link->steps, link->running);
+    for (int i = 0; i < EXEC_PLACES; i++) {
+        if (!link->running[i].step)
+            continue;
+        wbuf_unpin(link->wbuf, link->running[i].slot);
+        steps_done(&link->steps, link->running[i].step);
     }
     steps_release(&link->steps);
     free(link);
@@ -113,6 +117,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
+        .features = WIRE_FEATURE_BATCH,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -236,9 +241,12 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
     return 0;
 }
 
+/* When no running step reads dropped memory any more. */
 static int answer_drops(struct link *link, struct err *err)
 {
     int r = 0;
+    if (wbuf_doomed(link->wbuf))
+        return 0;
     for (size_t i = 0; i < link->drop_count && r == 0; i++)
         r = sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
     link->drop_count = 0;
@@ -261,13 +269,22 @@ static int on_session_open(struct link *link, const struct frame *frame, struct 
     struct session *session = session_find(&link->sessions, open.session);
     r = steps_reserve(&link->steps, open.max_tokens, session->hidden, open.top_k_max, &why);
     /* While a step runs its scratch cannot move; the first step of this session then makes it larger if it must. */
-    if (r == 0 && !exec_busy(link->exec))
-        r = exec_reserve(link->exec, needs.scratch_bytes, needs.y_bytes, &why);
+    for (int i = 0; i < EXEC_PLACES && r == 0; i++)
+        if (!exec_busy(link->exec, (enum exec_place)i))
+            r = exec_reserve(link->exec, (enum exec_place)i, needs.scratch_bytes, needs.y_bytes, &why);
     if (r < 0) {
         session_close(session);
         return fail(link, frame->request, &why, err);
     }
     return sent(msg_session_encode(link->out, WIRE_SESSION_OPENED, frame->request, open.session), err);
+}
+
+static bool session_runs(const struct link *link, uint64_t id)
+{
+    for (int i = 0; i < EXEC_PLACES; i++)
+        if (link->running[i].step && link->running[i].step->words.session == id)
+            return true;
+    return false;
 }
 
 static int on_session_close(struct link *link, const struct frame *frame, struct err *err)
@@ -282,7 +299,7 @@ static int on_session_close(struct link *link, const struct frame *frame, struct
         err_set(&why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", id);
         return fail(link, frame->request, &why, err);
     }
-    if (link->running && link->running->words.session == id) {
+    if (session_runs(link, id)) {
         session->closing = true;
         session->close_request = frame->request;
         return 0;
@@ -328,30 +345,36 @@ static int start(struct link *link, struct step *step, struct err *why)
     if (job.one_shot)
         job.slot =
             (struct judge_slot){.words = wbuf_words(link->wbuf, slot), .offset = wbuf_offset(link->wbuf, slot), .bytes = geometry->bytes};
-    r = exec_reserve(link->exec, kernels_scratch_bytes(&job.compute.layer), compute_y_bytes(job.compute.hidden), why);
+    enum exec_place place = step->batch ? EXEC_BATCH : EXEC_INTERACTIVE;
+    r = exec_reserve(link->exec, place, kernels_scratch_bytes(&job.compute.layer), compute_y_bytes(job.compute.hidden), why);
     if (r < 0)
         return r;
     wbuf_pin(link->wbuf, slot);
-    link->running = step;
-    link->running_slot = slot;
-    link->running_cost = compute_cost(&job.compute);
-    link->running_dtype = session->open.partials;
-    exec_post(link->exec, &job);
+    link->running[place] = (struct running){
+        .step = step,
+        .slot = slot,
+        .cost = compute_cost(&job.compute),
+        .dtype = session->open.partials,
+    };
+    exec_post(link->exec, place, &job);
     return 0;
 }
 
+/* Fills the kernel thread's empty places. */
 static int start_next(struct link *link, struct err *err)
 {
-    struct step *step;
-    while (!link->running && (step = steps_pop(&link->steps))) {
-        struct err why;
-        int r = start(link, step, &why);
-        if (r == 0)
-            return 0;
-        r = fail(link, step->request, &why, err);
-        steps_done(&link->steps, step);
-        if (r < 0)
-            return r;
+    for (int batch = 0; batch < 2; batch++) {
+        struct step *step;
+        while (!exec_busy(link->exec, batch ? EXEC_BATCH : EXEC_INTERACTIVE) && (step = steps_pop(&link->steps, batch))) {
+            struct err why;
+            int r = start(link, step, &why);
+            if (r == 0)
+                break;
+            r = fail(link, step->request, &why, err);
+            steps_done(&link->steps, step);
+            if (r < 0)
+                return r;
+        }
     }
     return 0;
 }
@@ -376,8 +399,9 @@ static int on_step(struct link *link, const struct frame *frame, struct err *err
     return start_next(link, err);
 }
 
-static int answer_step(struct link *link, const struct step *step, const struct exec_result *result, struct err *err)
+static int answer_step(struct link *link, const struct running *run, const struct exec_result *result, struct err *err)
 {
+    const struct step *step = run->step;
     if (result->code < 0) {
         struct err why = result->err;
         err_prefix(&why, "layer %u", step->words.layer);
@@ -385,9 +409,9 @@ static int answer_step(struct link *link, const struct step *step, const struct 
     }
     struct msg_step_done done = {
         .duck_time_ns = result->duck_time_ns,
-        .params = link->running_cost.params,
-        .weight_bytes = link->running_cost.weight_bytes,
-        .dtype = link->running_dtype,
+        .params = run->cost.params,
+        .weight_bytes = run->cost.weight_bytes,
+        .dtype = run->dtype,
         .tokens = step->words.tokens,
         .hidden = step->words.hidden,
     };
@@ -401,23 +425,33 @@ static int answer_step(struct link *link, const struct step *step, const struct 
     return 0;
 }
 
-int link_exec_event(struct link *link, struct err *err)
+/* A step is through: its answer, and those that waited for it. */
+static int finish(struct link *link, struct running *run, const struct exec_result *result, struct err *err)
 {
-    struct exec_result result;
-    if (!exec_take(link->exec, &result) || !link->running)
-        return 0;
-    struct step *step = link->running;
-    link->running = NULL;
-    wbuf_unpin(link->wbuf, link->running_slot);
-    int r = answer_step(link, step, &result, err);
-    uint64_t id = step->words.session;
-    steps_done(&link->steps, step);
+    int r = answer_step(link, run, result, err);
+    uint64_t id = run->step->words.session;
+    wbuf_unpin(link->wbuf, run->slot);
+    steps_done(&link->steps, run->step);
+    *run = (struct running){0};
     if (r == 0)
         r = answer_drops(link, err);
     struct session *session = session_find(&link->sessions, id);
-    if (r == 0 && session && session->closing) {
+    if (r == 0 && session && session->closing && !session_runs(link, id)) {
         r = sent(msg_session_encode(link->out, WIRE_SESSION_CLOSED, session->close_request, id), err);
         session_close(session);
+    }
+    return r;
+}
+
+int link_exec_event(struct link *link, struct err *err)
+{
+    struct exec_result result;
+    enum exec_place place;
+    int r = 0;
+    while (r == 0 && exec_take(link->exec, &place, &result)) {
+        if (exec_broken(link->exec)) /* its memory stays as it is, see exec.h */
+            return answer_step(link, &link->running[place], &result, err);
+        r = finish(link, &link->running[place], &result, err);
     }
     return r == 0 ? start_next(link, err) : r;
 }

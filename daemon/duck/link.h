@@ -1,7 +1,8 @@
 /* One link to a head: frames in, answers out (proto/wire/wire.h has the conversation). Knows no descriptor and no clock: the loop feeds it.
  *
- * Steps run in order on the kernel thread; all else is answered at once, PING also while kernels run. A DROP that meets a running step
- * on its slots, and a SESSION_CLOSE that meets one of its session, are answered after it. One thread.
+ * Steps run on the kernel thread, those of a kind in order, interactive ones (steps.h) before batch work; all else is answered at once,
+ * PING also while kernels run. A DROP that meets a running step on its slots, and a SESSION_CLOSE that meets one of its session, are
+ * answered after it. One thread.
  */
 #ifndef FP9_DUCK_LINK_H
 #define FP9_DUCK_LINK_H
@@ -26,7 +27,8 @@ CLEANUP_DEFINE(struct link *, link_free);
 
 /* Takes one frame. 0, or negative when the link must be closed (a FAIL that says why is in `out` already). */
 int link_frame(struct link *link, const struct frame *frame, struct err *err);
-/* After exec's eventfd fired: answers the step and starts the next one. Negative as above. */
+/* After exec's eventfd fired: answers the steps that are through and starts the next ones. Negative as above. Once exec is broken nothing
+ * is started, and the link must neither take another frame nor be freed. */
 int link_exec_event(struct link *link, struct err *err);
 /* True once HELLO was exchanged. */
 bool link_greeted(const struct link *link);

@@ -86,9 +86,19 @@ static void last_words(struct loop *loop)
     }
 }
 
-/* Milliseconds that poll may wait: for ever, or until a peer's HELLO is overdue. */
-static int patience(const struct loop *loop)
+/* A lost kernel thread may wake up and write at any moment: nothing is freed, no destructor runs. */
+_Noreturn static void end_broken(struct loop *loop, const struct err *err)
 {
+    log_error("duck", "%s: ending, the weights stay in their buffer", err->message);
+    last_words(loop);
+    _exit(EXIT_FAILURE);
+}
+
+/* Milliseconds that poll may wait: for ever, until a peer's HELLO is overdue, or until running kernels are looked at again. */
+static int patience(const struct loop *loop, bool busy)
+{
+    if (busy)
+        return EXEC_WATCH_MS;
     if (!loop->hello_by_ns || link_greeted(loop->link))
         return -1;
     uint64_t now = clock_now_ns();
@@ -112,8 +122,11 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
     bool full = loop->out.buf.length - loop->out.sent > OUT_HIGH;
     if (full)
         wait[AT_LINK].events &= ~POLLIN;
-    if (poll(wait, AT_COUNT, loop->more && !full ? 0 : patience(loop)) < 0 && errno != EINTR)
+    bool busy = exec_busy(loop->exec, EXEC_INTERACTIVE) || exec_busy(loop->exec, EXEC_BATCH);
+    if (poll(wait, AT_COUNT, loop->more && !full ? 0 : patience(loop, busy)) < 0 && errno != EINTR)
         return err_errno(err, "poll");
+    if (busy)
+        exec_watch(loop->exec, clock_now_ns());
     struct signalfd_siginfo info;
     if (wait[AT_SIGNAL].revents & POLLIN && read(signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         log_info("duck", "signal %u: stopping", info.ssi_signo);
@@ -125,6 +138,8 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
     int r = 0;
     if (wait[AT_EXEC].revents & POLLIN)
         r = link_exec_event(loop->link, err);
+    if (exec_broken(loop->exec))
+        end_broken(loop, exec_broken(loop->exec));
     /* Results leave before more work is read in. */
     if (r == 0)
         r = transport_flush(loop->transport, &loop->out, err);
@@ -132,13 +147,13 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         r = serve_input(loop, err);
     if (r >= 0)
         r = transport_flush(loop->transport, &loop->out, err);
-    if (r >= 0 && patience(loop) == 0)
+    if (r >= 0 && patience(loop, false) == 0)
         return err_set(err, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", loop->beside->hello_ms);
     return r < 0 ? r : 0;
 }
 
-int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct loop_beside *beside,
-             struct err *err)
+int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct team_setup *setup,
+             const struct loop_beside *beside, struct err *err)
 {
     sigset_t set;
     loop_signal_set(&set);
@@ -148,7 +163,7 @@ int loop_run(struct transport *transport, const struct link_facts *facts, struct
     _cleanup_(loop_release) struct loop loop = {.transport = transport, .beside = beside};
     if (beside)
         loop.hello_by_ns = clock_now_ns() + (uint64_t)beside->hello_ms * CLOCK_NS_PER_MS;
-    int r = exec_new(wbuf_fd(wbuf), &loop.exec, err);
+    int r = exec_new(wbuf_fd(wbuf), setup, &loop.exec, err);
     if (r == 0)
         r = link_new(facts, wbuf, loop.exec, &loop.out.buf, &loop.link, err);
     bool stop = false;

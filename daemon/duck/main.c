@@ -12,9 +12,15 @@
 #include "daemon/duck/loop.h"
 #include "daemon/duck/options.h"
 #include "daemon/duck/serve.h"
+#include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
 #include "proto/wire/transport_socket.h"
+
+/* Within a job members wait for each other for microseconds when the work is shared out well. */
+#define PHASE_SPIN_NS (100 * CLOCK_NS_PER_US)
+/* A member that shows no progress for so long is lost: a tile takes well under a millisecond, and weights that were swapped out tens. */
+#define STALL_NS (10 * CLOCK_NS_PER_S)
 
 static int refuse(const struct err *err)
 {
@@ -38,10 +44,21 @@ static int open_weights(const struct options *options, int fd, struct wbuf **ret
     return 0;
 }
 
+static struct team_setup team_of(const struct options *options, const struct cores *cores)
+{
+    struct team_setup setup = {.members = cores->members, .cpus = cores->cpus, .bind = cores->bind, .stall_ns = STALL_NS};
+    if (!cores->spin)
+        return setup;
+    setup.job_spin_ns = options_spin_ns(options);
+    setup.phase_spin_ns = setup.job_spin_ns == 0 ? 0 : setup.job_spin_ns > PHASE_SPIN_NS ? setup.job_spin_ns : PHASE_SPIN_NS;
+    return setup;
+}
+
 /* The link of a local duck: fp9d's child. */
 static int serve_child(const struct options *options, struct err *err)
 {
     struct link_facts facts = {.name = options->name};
+    struct cores cores;
     /* fp9d's death closes the link, which ends the loop; the signal is for the time before it. Whoever died before this line has
      * closed the link already, so there is no race to lose. */
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -52,9 +69,10 @@ static int serve_child(const struct options *options, struct err *err)
     r = transport_socket_new(options->link_fd, &transport, err);
     if (r < 0)
         return err_prefix(err, "--link-fd");
-    r = cores_apply(options->cores, &facts.cores, err);
+    r = cores_apply(options->cores, options->members, &cores, err);
     if (r < 0)
         return r;
+    facts.cores = cores.members;
     r = kernels_select(getenv("FP9_CPU"), err);
     if (r < 0)
         return err_prefix(err, "FP9_CPU");
@@ -62,15 +80,18 @@ static int serve_child(const struct options *options, struct err *err)
     r = open_weights(options, options->weights_fd, &wbuf, err);
     if (r < 0)
         return r;
-    log_info("duck", "%s serves over descriptor %d with %u cores, kernels %s", options->name, options->link_fd, facts.cores,
-             kernels_tier_name());
-    return loop_run(transport, &facts, wbuf, NULL, err);
+    char text[CORES_TEXT_SIZE];
+    log_info("duck", "%s serves over descriptor %d with %s, kernels %s", options->name, options->link_fd, cores_text(&cores, text),
+             kernels_variant_name());
+    struct team_setup setup = team_of(options, &cores);
+    return loop_run(transport, &facts, wbuf, &setup, NULL, err);
 }
 
 /* What every link of a service has in common. */
 struct service {
     struct link_facts facts;
     struct wbuf *wbuf; /* owned */
+    struct team_setup setup;
 };
 
 static void service_release(struct service *service)
@@ -81,20 +102,24 @@ static void service_release(struct service *service)
 static int service_link(void *user, struct transport *transport, const struct loop_beside *beside, struct err *err)
 {
     struct service *service = user;
-    return loop_run(transport, &service->facts, service->wbuf, beside, err);
+    return loop_run(transport, &service->facts, service->wbuf, &service->setup, beside, err);
 }
 
 /* A service of its own. */
 static int serve_service(const struct options *options, struct err *err)
 {
+    struct cores cores;
+    char text[CORES_TEXT_SIZE];
     _cleanup_(service_release) struct service service = {.facts = {.name = options->name}};
     int r = serve_check(options, err);
     if (r == 0)
         r = loop_block_signals(err);
     if (r == 0)
-        r = cores_apply(options->cores, &service.facts.cores, err);
+        r = cores_apply(options->cores, options->members, &cores, err);
     if (r < 0)
         return r;
+    service.facts.cores = cores.members;
+    service.setup = team_of(options, &cores);
     r = kernels_select(getenv("FP9_CPU"), err);
     if (r < 0)
         return err_prefix(err, "FP9_CPU");
@@ -104,8 +129,8 @@ static int serve_service(const struct options *options, struct err *err)
         return r;
     if (kept < 0)
         keep_store(wbuf_fd(service.wbuf));
-    log_info("duck", "%s listens on %s in plaintext with %u cores, kernels %s", options->name, options->listen, service.facts.cores,
-             kernels_tier_name());
+    log_info("duck", "%s listens on %s in plaintext with %s, kernels %s", options->name, options->listen, cores_text(&cores, text),
+             kernels_variant_name());
     return serve_tcp(options, service_link, &service, err);
 }
 
@@ -122,8 +147,8 @@ int main(int argc, char **argv)
     if (r < 0)
         return refuse(&err);
     if (options.check_config) {
-        uint32_t count;
-        r = cores_apply(options.cores, &count, &err);
+        struct cores cores;
+        r = cores_apply(options.cores, options.members, &cores, &err);
         if (r < 0)
             return refuse(&err);
         printf("fp9-duck: the configuration is good\n");

@@ -7,9 +7,15 @@
 #include <sys/utsname.h>
 
 #include "daemon/duck/cores.h"
+#include "daemon/duck/team.h"
+#include "proto/base/clock.h"
 #include "proto/base/conf.h"
 #include "proto/base/size.h"
 #include "proto/wire/wire.h"
+
+/* The next step of a token comes after some hundred microseconds of attention and network, which is too long to burn; the adaptive part
+ * (spin.h) then gives up most of this. */
+#define SPIN_AUTO_NS (50 * CLOCK_NS_PER_US)
 
 static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "Holds one rank's weights in memory and runs the MLP and expert layers for fp9d.\n"
@@ -19,6 +25,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "      --key-file FILE     pre-shared key of the TCP link; this version has no TLS and refuses it\n"
                            "      --memory BYTES      size of the weight buffer (K M G T), three quarters of RAM if not given\n"
                            "      --cores LIST        CPUs to use, such as 0-3,5; all that the process may use if not given\n"
+                           "      --members N         kernel threads, 1 to 64; one for each CPU if not given\n"
                            "      --check-config      check options and configuration, and exit\n"
                            "      --version           print the version and exit\n"
                            "      --help              print this and exit\n"
@@ -72,6 +79,12 @@ uint64_t options_default_memory(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
     return pages > 0 && size > 0 ? (uint64_t)pages / 4 * 3 * (uint64_t)size : UINT64_C(1) << 30;
+}
+
+uint64_t options_spin_ns(const struct options *options)
+{
+    uint64_t spin_us; /* checked: neither fails nor overflows */
+    return size_parse_u64(options->spin_us, 0, 1000000, &spin_us) ? spin_us * CLOCK_NS_PER_US : SPIN_AUTO_NS;
 }
 
 enum wbuf_huge options_huge(const struct options *options)
@@ -159,6 +172,7 @@ enum {
     OPT_KEY_FILE,
     OPT_MEMORY,
     OPT_CORES,
+    OPT_MEMBERS,
     OPT_CHECK_CONFIG,
     OPT_VERSION,
     OPT_HELP,
@@ -168,17 +182,24 @@ enum {
 };
 
 static const struct option longs[] = {
-    {"config", required_argument, NULL, OPT_CONFIG},     {"listen", required_argument, NULL, OPT_LISTEN},
-    {"key-file", required_argument, NULL, OPT_KEY_FILE}, {"memory", required_argument, NULL, OPT_MEMORY},
-    {"cores", required_argument, NULL, OPT_CORES},       {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
-    {"version", no_argument, NULL, OPT_VERSION},         {"help", no_argument, NULL, OPT_HELP},
-    {"link-fd", required_argument, NULL, OPT_LINK_FD},   {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
-    {"name", required_argument, NULL, OPT_NAME},         {0},
+    {"config", required_argument, NULL, OPT_CONFIG},
+    {"listen", required_argument, NULL, OPT_LISTEN},
+    {"key-file", required_argument, NULL, OPT_KEY_FILE},
+    {"memory", required_argument, NULL, OPT_MEMORY},
+    {"cores", required_argument, NULL, OPT_CORES},
+    {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"link-fd", required_argument, NULL, OPT_LINK_FD},
+    {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
+    {"name", required_argument, NULL, OPT_NAME},
+    {"members", required_argument, NULL, OPT_MEMBERS},
+    {0},
 };
 
 /* Flags and the file are needed before the file is read, values after it. */
 struct line {
-    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *name;
+    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *name, *members;
     bool check_config;
 };
 
@@ -204,6 +225,7 @@ static int parse(int argc, char **argv, struct line *line)
         case OPT_LINK_FD: line->link_fd = optarg; break;
         case OPT_WEIGHTS_FD: line->weights_fd = optarg; break;
         case OPT_NAME: line->name = optarg; break;
+        case OPT_MEMBERS: line->members = optarg; break;
         case OPT_CHECK_CONFIG: line->check_config = true; break;
         case OPT_VERSION: printf("fp9-duck %s\n", FP9_VERSION); return 1;
         case OPT_HELP: fputs(help, stdout); return 1;
@@ -225,6 +247,10 @@ static int apply(const struct line *line, struct options *options, struct err *e
     if (line->weights_fd && !size_parse_u64(line->weights_fd, 0, INT32_MAX, &fd))
         return usage("--weights-fd is no descriptor", line->weights_fd);
     options->weights_fd = line->weights_fd ? (int)fd : -1;
+    uint64_t members = 0;
+    if (line->members && !size_parse_u64(line->members, 1, TEAM_MEMBERS_MAX, &members))
+        return usage("--members is no number from 1 to 64", line->members);
+    options->members = (uint32_t)members;
     struct err why;
     if ((line->listen && check_listen(line->listen, &why) < 0) || (line->name && check_name(line->name, &why) < 0) ||
         (line->cores && cores_parse(line->cores, &cores, &why) < 0))

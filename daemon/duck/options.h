@@ -15,6 +15,7 @@ struct options {
     char *huge_pages; /* auto yes no */
     char *spin_us;    /* "auto" or a number */
     char *name;       /* "" the host's */
+    uint32_t members; /* 0: one for each CPU */
     int link_fd;      /* -1: none */
     int weights_fd;   /* -1: none */
     bool check_config;
@@ -27,7 +28,8 @@ struct options {
 int options_read(int argc, char **argv, struct options *ret_options, struct err *err);
 void options_release(struct options *options);
 
-uint64_t options_default_memory(void); /* three quarters of the machine's */
+uint64_t options_default_memory(void);                   /* three quarters of the machine's */
+uint64_t options_spin_ns(const struct options *options); /* between steps */
 enum wbuf_huge options_huge(const struct options *options);
 
 #endif

@@ -106,24 +106,27 @@ int steps_push(struct steps *steps, uint64_t request, const struct msg_step *wor
     step->words.ids = ids;
     step->words.weights = weights;
     step->partial = weights + s.ids;
+    step->batch = words->batch || words->tokens > STEPS_INTERACTIVE_TOKENS;
     step->next = NULL;
-    if (steps->last)
-        steps->last->next = step;
+    struct step_queue *queue = &steps->waiting[step->batch];
+    if (queue->last)
+        queue->last->next = step;
     else
-        steps->first = step;
-    steps->last = step;
+        queue->first = step;
+    queue->last = step;
     steps->count++;
     return 0;
 }
 
-struct step *steps_pop(struct steps *steps)
+struct step *steps_pop(struct steps *steps, bool batch)
 {
-    struct step *step = steps->first;
+    struct step_queue *queue = &steps->waiting[batch];
+    struct step *step = queue->first;
     if (!step)
         return NULL;
-    steps->first = step->next;
-    if (!steps->first)
-        steps->last = NULL;
+    queue->first = step->next;
+    if (!queue->first)
+        queue->last = NULL;
     step->next = NULL;
     return step;
 }
@@ -137,7 +140,7 @@ void steps_done(struct steps *steps, struct step *step)
 void steps_release(struct steps *steps)
 {
     struct step *step;
-    while ((step = steps_pop(steps)))
+    while ((step = steps_pop(steps, false)) || (step = steps_pop(steps, true)))
         steps_done(steps, step);
     free_idle(steps);
     *steps = (struct steps){0};

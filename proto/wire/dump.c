@@ -142,8 +142,8 @@ static int step(const struct frame *frame, char *text, size_t size, struct err *
     struct msg_step m;
     int r = msg_step_decode(frame, &m, err);
     if (r == 0)
-        snprintf(text, size, "session %" PRIu64 " layer %u tokens %u top_k %u hidden %u%s", m.session, m.layer, m.tokens, m.top_k, m.hidden,
-                 m.prefill ? " prefill" : "");
+        snprintf(text, size, "session %" PRIu64 " layer %u tokens %u top_k %u hidden %u%s%s", m.session, m.layer, m.tokens, m.top_k, m.hidden,
+                 m.prefill ? " prefill" : "", m.batch ? " batch" : "");
     return r;
 }
 

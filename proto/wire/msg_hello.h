@@ -6,7 +6,7 @@
 
 struct msg_hello {
     uint16_t major, minor;
-    uint64_t features;            /* none yet; unknown bits are ignored */
+    uint64_t features;            /* WIRE_FEATURE_...; unknown bits are ignored */
     char software[WIRE_NAME_MAX]; /* "fp9d 0.1.0" */
     char host[WIRE_NAME_MAX];
 };

@@ -97,7 +97,7 @@ int msg_step_encode(struct buf *buf, uint64_t request, const struct msg_step *ms
     bytes_write_u32(&w.payload, msg->tokens);
     bytes_write_u32(&w.payload, msg->top_k);
     bytes_write_u32(&w.payload, msg->hidden);
-    bytes_write_u64(&w.payload, msg->prefill);
+    bytes_write_u64(&w.payload, msg->prefill | (uint64_t)msg->batch << 8);
     uint8_t *x = bytes_write_room(&w.payload, s.x_padded);
     uint8_t *ids = bytes_write_room(&w.payload, s.ids_padded);
     uint8_t *weights = bytes_write_room(&w.payload, s.ids);
@@ -121,7 +121,8 @@ int msg_step_decode(const struct frame *frame, struct msg_step *ret_msg, struct 
     msg.top_k = codec_read_u32(&r, "top_k", 0, WIRE_TOP_K_MAX);
     msg.hidden = codec_read_u32(&r, "hidden", 1, WIRE_HIDDEN_MAX);
     msg.prefill = codec_read_bool(&r, "prefill");
-    codec_read_zeros(&r, 7);
+    msg.batch = codec_read_bool(&r, "batch");
+    codec_read_zeros(&r, 6);
     if (r.code == 0 && !r.payload.failed) {
         struct step_sizes s = step_sizes(msg.tokens, msg.hidden, msg.top_k);
         size_t need = s.x_padded + s.ids_padded + s.ids;

@@ -26,6 +26,7 @@ struct msg_step {
     uint32_t top_k;  /* 0 for a dense layer */
     uint32_t hidden;
     bool prefill;           /* which words of statistics the caller wants; the bits are the same */
+    bool batch;             /* may wait for other sessions' steps; only sent to a duck with WIRE_FEATURE_BATCH */
     const uint8_t *x;       /* tokens * hidden BF16 */
     const uint8_t *ids;     /* tokens * top_k i32 */
     const uint8_t *weights; /* tokens * top_k binary32 */

@@ -20,7 +20,7 @@
  *
  *   SESSION_OPEN   (request r)     ->
  *                                  <-      SESSION_OPENED (r) or FAIL (r)
- *   STEP           (request r)     ->                       several may be in flight
+ *   STEP           (request r)     ->                       several may be in flight; one of few tokens overtakes batch work
  *                                  <-      STEP_DONE (r) or FAIL (r)
  *   SESSION_CLOSE  (request r)     ->
  *                                  <-      SESSION_CLOSED (r)
@@ -41,8 +41,11 @@
 
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
-#define WIRE_VERSION_MINOR 0
+#define WIRE_VERSION_MINOR 1 /* 1: WIRE_FEATURE_BATCH */
 #define WIRE_FRAME_HEADER 24
+
+/* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
+#define WIRE_FEATURE_BATCH (UINT64_C(1) << 0) /* the duck takes STEPs with `batch` set */
 
 enum wire_type {
     WIRE_HELLO = 1,

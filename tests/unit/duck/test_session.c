@@ -124,11 +124,11 @@ static void test_steps(void **state)
         memset(x, (int)i, sizeof x);
         assert_int_equal(steps_push(&steps, i, &words, &err), 0);
         memset(x, 0xee, sizeof x);
-        struct step *step = steps_pop(&steps);
+        struct step *step = steps_pop(&steps, false);
         assert_int_equal(step->request, i);
         assert_int_equal(step->words.x[29], (uint8_t)i);
         assert_int_equal((uintptr_t)step->words.ids % 64, 0);
-        assert_null(steps_pop(&steps));
+        assert_null(steps_pop(&steps, false));
         steps_done(&steps, step);
         assert_int_equal(steps.bytes, bytes);
     }
@@ -136,7 +136,7 @@ static void test_steps(void **state)
         assert_int_equal(steps_push(&steps, i, &words, &err), 0);
     assert_int_equal(steps_push(&steps, 0, &words, &err), -EBUSY);
     for (uint64_t i = 0; i < STEPS_MAX / 2; i++) {
-        struct step *step = steps_pop(&steps);
+        struct step *step = steps_pop(&steps, false);
         assert_int_equal(step->request, i);
         steps_done(&steps, step);
     }
@@ -159,10 +159,10 @@ static void test_cores(void **state)
     static const char *const bad[] = {"", ",", "1,", "3-1", "1-", "-1", "a", "0 1", "1024", "99999999999999999999", "1,,2", "0x1"};
     for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
         assert_int_equal(cores_parse(bad[i], &set, &err), -EINVAL);
-    uint32_t count;
-    assert_int_equal(cores_apply("", &count, &err), 0);
-    assert_true(count >= 1);
-    assert_int_equal(cores_apply("1023", &count, &err), -EINVAL);
+    struct cores cores;
+    assert_int_equal(cores_apply("", 0, &cores, &err), 0);
+    assert_true(cores.members >= 1);
+    assert_int_equal(cores_apply("1023", 0, &cores, &err), -EINVAL);
     assert_non_null(strstr(err.message, "CPU 1023 is not among"));
 }
 

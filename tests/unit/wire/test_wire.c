@@ -108,6 +108,7 @@ static void test_round_trip(void **state)
     assert_int_equal(step.tokens, 3);
     assert_int_equal(step.hidden, 5);
     assert_true(step.prefill);
+    assert_true(step.batch);
     assert_int_equal((step.ids - frame.payload) % 8, 0);
     assert_int_equal(step.x[29], 1);
     assert_int_equal(step.weights[11], 0x3f);
@@ -310,7 +311,7 @@ static void test_dump(void **state)
         assert_memory_equal(text, frame_type_name(frame.type), strlen(frame_type_name(frame.type)));
     }
     struct frame frame = sample(f, 18);
-    assert_string_equal(wire_dump(&frame, text, sizeof text), "STEP #118 92 bytes: session 9 layer 2 tokens 3 top_k 1 hidden 5 prefill");
+    assert_string_equal(wire_dump(&frame, text, sizeof text), "STEP #118 92 bytes: session 9 layer 2 tokens 3 top_k 1 hidden 5 prefill batch");
     frame.length--;
     assert_non_null(strstr(wire_dump(&frame, text, sizeof text), "BAD STEP frame"));
 }
