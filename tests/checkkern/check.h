@@ -77,6 +77,7 @@ void check_layer_release(struct check_layer *layer);
 void check_codes(void);                            /* all 256 codes, one-hot */
 void check_vectors(struct check_random *random);   /* normalise, silu, partials, pack_tile */
 void check_forward(struct check_random *random);   /* modes 0 and 1: shapes, guards, MXCSR */
+void check_phases(struct check_random *random);    /* any number of tokens by any number of members */
 void check_special(struct check_random *random);   /* NaN, Inf, subnormals, huge, hostile scales */
 
 #endif

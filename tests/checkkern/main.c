@@ -54,6 +54,7 @@ int main(int argc, char **argv)
         check_vectors(&random);
         check_forward(&random);
         check_special(&random);
+        check_phases(&random);
     }
     printf("%u comparisons between tiers, %u failures\n", check_compared, check_failed);
     if (check_failed)
