@@ -85,13 +85,17 @@ int layout_mlp_init(struct layout_mlp *ret_layout, uint32_t hidden, uint32_t beg
     return 0;
 }
 
+uint64_t layout_scale_bytes(const struct layout_mlp *layout)
+{
+    uint64_t gate_up = UINT64_C(2) * layout->neuron_panels * layout->gate_up.segments;
+    uint64_t down = size_ceil_div(layout->hidden, LAYOUT_TILE_ROWS) * layout->down.segments;
+
+    return (gate_up + down) * sizeof(float);
+}
+
 uint64_t layout_real_bytes(const struct layout_mlp *layout)
 {
-    uint64_t bits = UINT64_C(3) * layout->hidden * layout->neurons * FP9_BITS;
-    uint64_t scales = UINT64_C(2) * layout->neuron_panels * layout->gate_up.segments +
-                      size_ceil_div(layout->hidden, LAYOUT_TILE_ROWS) * layout->down.segments;
-
-    return size_ceil_div(bits, 8) + scales * sizeof(float);
+    return size_ceil_div(UINT64_C(3) * layout->hidden * layout->neurons * FP9_BITS, 8) + layout_scale_bytes(layout);
 }
 
 double layout_bytes_per_param(const struct layout_mlp *layout)

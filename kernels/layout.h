@@ -57,6 +57,9 @@ struct layout_mlp {
  * -EINVAL BAD_SHAPE with the numbers when a limit is passed, neurons or hidden is 0, begin or pad_to is no multiple of 8. */
 int layout_mlp_init(struct layout_mlp *ret_layout, uint32_t hidden, uint32_t begin, uint32_t neurons, uint32_t pad_to, struct err *err);
 
+/* Scales of tiles that hold a real row, one per tile and segment; what a cold load sends of them, too. */
+uint64_t layout_scale_bytes(const struct layout_mlp *layout);
+
 /* The expert's bytes that hold a real weight's magnitude or sign (9 bits each, rounded up over all) or a scale that is used; the other
  * bytes are padding. Divided by the parameters, 3 * hidden * neurons, expert_bytes are the bytes per parameter, padding included. */
 uint64_t layout_real_bytes(const struct layout_mlp *layout);

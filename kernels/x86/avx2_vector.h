@@ -6,7 +6,17 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/layout.h"
+
 #define AVX2_INLINE static inline __attribute__((always_inline))
+
+/* The nine lines of a group, into L1, in a burst: strewn among the arithmetic, where a compiler would put them, they are worth half. A loop
+ * stays one at -O2, keeps the arithmetic of two groups apart, and measures 0.02 above nine instructions in a row. */
+AVX2_INLINE void avx2_prefetch_group(const uint8_t *group)
+{
+    for (const uint8_t *end = group + LAYOUT_GROUP_BYTES; group < end; group += 64)
+        _mm_prefetch((const char *)group, _MM_HINT_T0);
+}
 
 /* 2^n for int32 lanes of n in -126 .. 127. */
 AVX2_INLINE __m256 avx2_pow2(__m256i n)

@@ -4,13 +4,15 @@
 #include "kernels/x86/avx2_vector.h"
 #include "kernels/x86/avx512.h"
 
-/* Every line of a matrix is prefetched twice, far ahead into L2 and near into L1; a matrix and its scales are one stream, so that this
- * reaches into the next panels where there are few columns. Cold, as a fraction of a pure read, one thread of Sapphire Rapids, at
- * 2048x7168, 7168x64 and 768x2048: none 0.70, 0.53; L2 +8 KiB alone 0.87, 0.85, 0.77; every second line only 0.79, 0.68; L1 +8 KiB alone
- * 0.87, 0.76; L1 +2 KiB alone 0.88, 0.63; both, +2 and +8 KiB 0.91, 0.88, 0.89; +1 and +4 KiB 0.93, 0.85, 0.88; +1 and +16 KiB 0.90, 0.84,
- * 0.89. */
+/* Every line of a matrix is prefetched twice: far ahead into L2, one line at a time among the arithmetic, and near into L1, a whole group in a
+ * burst before it. A matrix and its scales are one stream, so that this reaches into the next panels where there are few columns; panels
+ * side by side take turns by groups, not by lines. Cold, as a fraction of a pure read, one thread of Sapphire Rapids, at 2048x7168, 7168x64
+ * and 768x2048: no prefetch 0.70, 0.53; both by the line, +8 KiB and +2 KiB, panels in turns by lines 0.89, 0.86, 0.88, by groups 0.92, 0.85,
+ * 0.91; both in bursts 0.94, 0.90, 0.92; far in a burst, near by the line 0.88, 0.81, 0.88; far by the line, near in a burst of +2 KiB 0.96,
+ * 0.92, 0.95, +4 KiB 0.96, 0.96, 0.95, +1.1 KiB 0.94, 0.90, 0.93; far +12 KiB 0.96, 0.92, 0.93; one panel alone instead of two 0.92, 0.94,
+ * 0.93, and a fifth slower hot. */
 #define PREFETCH_FAR 8192
-#define PREFETCH_NEAR 2048
+#define PREFETCH_NEAR 4096
 #define PREFETCH_SCALES 256
 
 /* Rows 0-7 and rows 8-15 of both tiles. */
@@ -23,17 +25,16 @@ AVX2_INLINE __m512i load(const uint8_t *at)
     return _mm512_loadu_si512((const void *)at);
 }
 
-AVX2_INLINE void prefetch(const uint8_t *at)
+AVX2_INLINE void prefetch_far(const uint8_t *at)
 {
     _mm_prefetch((const char *)at + PREFETCH_FAR, _MM_HINT_T1);
-    _mm_prefetch((const char *)at + PREFETCH_NEAR, _MM_HINT_T0);
 }
 
 #define OR_AND 0xf8 /* a | (b & c) */
 
 /* The upper halves of the raw values; the sign bit of each lane moves into place by `left`. */
-#define RAW(bytes, isolate, signs, left)                                                                                             \
-    _mm512_ternarylogic_epi32(_mm512_maddubs_epi16(bytes, _mm512_set1_epi16(isolate)), _mm512_slli_epi16(signs, left),                 \
+#define RAW(bytes, isolate, signs, left)                                                                                                   \
+    _mm512_ternarylogic_epi32(_mm512_maddubs_epi16(bytes, _mm512_set1_epi16(isolate)), _mm512_slli_epi16(signs, left),                     \
                               _mm512_set1_epi16(INT16_MIN), OR_AND)
 #define EVEN 0x0010
 #define ODD 0x1000
@@ -71,7 +72,15 @@ AVX2_INLINE __m256 tile0(__m512 v)
     return _mm512_castps512_ps256(v);
 }
 
-#define EIGHT_PAIRS(pair) pair(0); pair(1); pair(2); pair(3); pair(4); pair(5); pair(6); pair(7)
+#define EIGHT_PAIRS(pair)                                                                                                                  \
+    pair(0);                                                                                                                               \
+    pair(1);                                                                                                                               \
+    pair(2);                                                                                                                               \
+    pair(3);                                                                                                                               \
+    pair(4);                                                                                                                               \
+    pair(5);                                                                                                                               \
+    pair(6);                                                                                                                               \
+    pair(7)
 
 /* ---- one token: panels a and b side by side ------------------------------------------------------ */
 
@@ -80,31 +89,22 @@ AVX2_INLINE void raw_add(struct chain *s, __m512i raw, float v)
     chain_add(s, even_lanes(raw), odd_lanes(raw), v);
 }
 
-#define PANEL_PAIR(p)                                                                        \
-    do {                                                                                     \
-        __m512i bytes_a = load(a + 64 + 64 * (p));                                           \
-                                                                                             \
-        prefetch(a + 64 + 64 * (p));                                                         \
-        raw_add(sa, RAW(bytes_a, EVEN, signs_a, 2 * (p)), v[2 * (p)]);                       \
-        raw_add(sa, RAW(bytes_a, ODD, signs_a, 2 * (p) + 1), v[2 * (p) + 1]);                \
-        if (two) {                                                                           \
-            __m512i bytes_b = load(b + 64 + 64 * (p));                                       \
-                                                                                             \
-            prefetch(b + 64 + 64 * (p));                                                     \
-            raw_add(sb, RAW(bytes_b, EVEN, signs_b, 2 * (p)), v[2 * (p)]);                   \
-            raw_add(sb, RAW(bytes_b, ODD, signs_b, 2 * (p) + 1), v[2 * (p) + 1]);            \
-        }                                                                                    \
+#define PANEL_PAIR(p)                                                                                                                      \
+    do {                                                                                                                                   \
+        __m512i bytes = load(at + 64 + 64 * (p));                                                                                          \
+                                                                                                                                           \
+        prefetch_far(at + 64 + 64 * (p));                                                                                                  \
+        raw_add(s, RAW(bytes, EVEN, signs, 2 * (p)), v[2 * (p)]);                                                                          \
+        raw_add(s, RAW(bytes, ODD, signs, 2 * (p) + 1), v[2 * (p) + 1]);                                                                   \
     } while (0)
 
-AVX2_INLINE void group(struct chain *sa, struct chain *sb, const uint8_t *a, const uint8_t *b, const float *v, const bool two)
+AVX2_INLINE void group(struct chain *s, const uint8_t *at, const float *v)
 {
-    __m512i signs_a = load(a), signs_b = signs_a;
+    __m512i signs;
 
-    prefetch(a);
-    if (two) {
-        signs_b = load(b);
-        prefetch(b);
-    }
+    avx2_prefetch_group(at + PREFETCH_NEAR);
+    signs = load(at);
+    prefetch_far(at);
     EIGHT_PAIRS(PANEL_PAIR);
 }
 
@@ -125,7 +125,9 @@ AVX2_INLINE void panels(struct chain ret_r[2], const struct tiers_run *run, cons
         _mm_prefetch((const char *)scale + PREFETCH_SCALES, _MM_HINT_T0);
         left -= groups;
         do {
-            group(&sa, &sb, a, b, v, two);
+            group(&sa, a, v);
+            if (two)
+                group(&sb, b, v);
             a += LAYOUT_GROUP_BYTES;
             b += LAYOUT_GROUP_BYTES;
             v += LAYOUT_GROUP_COLUMNS;
@@ -164,20 +166,22 @@ AVX2_INLINE void token_column(struct token_chains *s, __m512i raw, const struct 
         chain_add(&s->t3, low, high, token[3].v[k]);
 }
 
-#define TOKEN_PAIR(p)                                                                       \
-    do {                                                                                    \
-        __m512i bytes = load(at + 64 + 64 * (p));                                           \
-                                                                                            \
-        prefetch(at + 64 + 64 * (p));                                                       \
-        token_column(s, RAW(bytes, EVEN, signs, 2 * (p)), token, n, k + 2 * (p));           \
-        token_column(s, RAW(bytes, ODD, signs, 2 * (p) + 1), token, n, k + 2 * (p) + 1);    \
+#define TOKEN_PAIR(p)                                                                                                                      \
+    do {                                                                                                                                   \
+        __m512i bytes = load(at + 64 + 64 * (p));                                                                                          \
+                                                                                                                                           \
+        prefetch_far(at + 64 + 64 * (p));                                                                                                  \
+        token_column(s, RAW(bytes, EVEN, signs, 2 * (p)), token, n, k + 2 * (p));                                                          \
+        token_column(s, RAW(bytes, ODD, signs, 2 * (p) + 1), token, n, k + 2 * (p) + 1);                                                   \
     } while (0)
 
 AVX2_INLINE void token_group(struct token_chains *s, const uint8_t *at, const struct tiers_token *token, const uint32_t n, size_t k)
 {
-    __m512i signs = load(at);
+    __m512i signs;
 
-    prefetch(at);
+    avx2_prefetch_group(at + PREFETCH_NEAR);
+    signs = load(at);
+    prefetch_far(at);
     EIGHT_PAIRS(TOKEN_PAIR);
 }
 
@@ -224,6 +228,13 @@ AVX2_INLINE const uint8_t *token_panel(struct chain ret_r[TIERS_TOKENS_MAX], con
     return at;
 }
 
+AVX2_INLINE void add_panel(float *y, uint32_t rows, float weight, const struct chain *r)
+{
+    avx2_add_panel(y, rows, weight, tile0(r->low), tile0(r->high), tile1(r->low), tile1(r->high));
+}
+
+#include "kernels/x86/avx512_halves.inc"
+
 /* ---- gate and up ---------------------------------------------------------------------------------- */
 
 AVX2_INLINE void store_h(float *h, const struct chain *r)
@@ -241,6 +252,10 @@ void avx512_gate_up(const struct tiers_run *run, const float *v, float undo, flo
     struct chain r[2];
     uint32_t i = 0;
 
+    if (halves_any_panel(run)) {
+        avx512_gate_up_tokens(run, &(struct tiers_token){.v = v, .undo = undo, .out = h}, 1);
+        return;
+    }
     for (; i + 2 <= run->count; i += 2, h += 2 * LAYOUT_TILE_ROWS) {
         panels(r, run, at, scale, v, undo_all, true);
         at += 2 * panel_bytes;
@@ -271,28 +286,20 @@ AVX2_INLINE void gate_up_n(const struct tiers_run *run, const struct tiers_token
 
 void avx512_gate_up_tokens(const struct tiers_run *run, const struct tiers_token *token, uint32_t count)
 {
+    if (halves_any_panel(run)) {
+        /* eight lanes: nothing for 512 bits to do */
+        halves_gate_up(run, token, count, avx2_rm_half_panel, avx512_gate_up_tokens);
+        return;
+    }
     switch (count) {
-    case 1:
-        avx512_gate_up(run, token->v, token->undo, token->out);
-        break;
-    case 2:
-        gate_up_n(run, token, 2);
-        break;
-    case 3:
-        gate_up_n(run, token, 3);
-        break;
-    case 4:
-        gate_up_n(run, token, 4);
-        break;
+    case 1: avx512_gate_up(run, token->v, token->undo, token->out); break;
+    case 2: gate_up_n(run, token, 2); break;
+    case 3: gate_up_n(run, token, 3); break;
+    case 4: gate_up_n(run, token, 4); break;
     }
 }
 
 /* ---- down ----------------------------------------------------------------------------------------- */
-
-AVX2_INLINE void add_panel(float *y, uint32_t rows, float weight, const struct chain *r)
-{
-    avx2_add_panel(y, rows, weight, tile0(r->low), tile0(r->high), tile1(r->low), tile1(r->high));
-}
 
 void avx512_down(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows)
 {
@@ -303,6 +310,10 @@ void avx512_down(const struct tiers_run *run, const float *v, float undo, float 
     struct chain r[2];
     uint32_t row = 0;
 
+    if (halves_any_group(run)) {
+        cut_down(run, v, undo, weight, y, rows);
+        return;
+    }
     for (; rows - row > LAYOUT_PANEL_ROWS; row += 2 * LAYOUT_PANEL_ROWS) {
         panels(r, run, at, scale, v, undo_all, true);
         at += 2 * panel_bytes;
@@ -335,18 +346,14 @@ AVX2_INLINE void down_n(const struct tiers_run *run, const struct tiers_token *t
 
 void avx512_down_tokens(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows)
 {
+    if (halves_any_group(run)) {
+        cut_down_tokens(run, token, count, rows);
+        return;
+    }
     switch (count) {
-    case 1:
-        avx512_down(run, token->v, token->undo, token->weight, token->out, rows);
-        break;
-    case 2:
-        down_n(run, token, rows, 2);
-        break;
-    case 3:
-        down_n(run, token, rows, 3);
-        break;
-    case 4:
-        down_n(run, token, rows, 4);
-        break;
+    case 1: avx512_down(run, token->v, token->undo, token->weight, token->out, rows); break;
+    case 2: down_n(run, token, rows, 2); break;
+    case 3: down_n(run, token, rows, 3); break;
+    case 4: down_n(run, token, rows, 4); break;
     }
 }

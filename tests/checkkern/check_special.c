@@ -71,9 +71,9 @@ static void check_fillings(enum check_scales scales, struct check_random *random
 {
     struct check_shape shape = {
         .hidden = 16 + check_below(random, 200),
-        .begin = 16 * check_below(random, 8),
+        .begin = 8 * check_below(random, 16),
         .neurons = 1 + check_below(random, 150),
-        .pad_to = 32,
+        .pad_to = 8u << check_below(random, 3),
         .experts = 2,
         .shared_neurons = check_below(random, 2) * 24,
     };

@@ -19,7 +19,7 @@ static struct dot row_dot(const struct check_expert *expert, const struct layout
     for (uint32_t k = 0; k < matrix->columns; k++) {
         uint32_t segment = (matrix->column_origin + k) / 128;
         uint8_t code = expert->codes[which][(size_t)row * matrix->columns + k];
-        double scale = (double)expert->scales[which][(size_t)(row / 16) * matrix->segments + segment];
+        double scale = (double)expert->scales[which][(size_t)layout_tile(matrix, row) * matrix->segments + segment];
         double term = (double)kernels_fp9_to_f32(kernels_fp9_of_e4m3(code)) * scale * v[k];
 
         dot.sum += term;

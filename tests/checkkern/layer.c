@@ -38,7 +38,7 @@ static void expert_init(struct check_expert *expert, const struct layout_mlp *la
     for (int m = KERNELS_GATE; m <= KERNELS_DOWN; m++) {
         const struct layout_matrix *matrix = m == KERNELS_DOWN ? &layout->down : &layout->gate_up;
         uint32_t rows = m == KERNELS_DOWN ? layout->hidden : layout->neurons;
-        size_t codes = (size_t)rows * matrix->columns, tiles = (rows + 15) / 16 * (size_t)matrix->segments;
+        size_t codes = (size_t)rows * matrix->columns, tiles = layout_tiles(matrix, 0, rows) * (size_t)matrix->segments;
 
         expert->codes[m] = need(malloc(codes));
         expert->scales[m] = need(malloc(tiles * sizeof(float)));
@@ -75,7 +75,7 @@ static void check_unpacked(const struct layout_mlp *layout, const struct check_e
         for (uint32_t row = 0; row < rows; row++)
             for (uint32_t column = 0; column < matrix->columns; column++) {
                 uint32_t segment = (matrix->column_origin + column) / 128;
-                float scale, want = expert->scales[m][(size_t)(row / 16) * matrix->segments + segment];
+                float scale, want = expert->scales[m][(size_t)layout_tile(matrix, row) * matrix->segments + segment];
                 uint16_t have = kernels_unpack(layout, packed, (enum kernels_matrix)m, row, column, &scale);
 
                 if (have != kernels_fp9_of_e4m3(expert->codes[m][(size_t)row * matrix->columns + column]) ||
