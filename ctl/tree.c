@@ -21,7 +21,7 @@ const size_t tree_global_count = COUNT(tree_globals);
     }
 #define MULTIPLE_OF                                                                                                                        \
     {                                                                                                                                      \
-        "--multiple-of", "M", TREE_INT, "multiple_of", 8, 128, .doc = "unit of slicing, neurons; the planner's choice when left out"       \
+        "--multiple-of", "M", TREE_INT, "multiple_of", 8, 128, .doc = "unit of slicing: 128, 64, 32, 16 or 8 neurons"                      \
     }
 #define STRATEGY                                                                                                                           \
     {                                                                                                                                      \

@@ -116,14 +116,14 @@ static int no_such(struct fills *fills, uint64_t request, struct err *err)
 
 /* ---- begin -------------------------------------------------------------------------------------- */
 
-static uint32_t tiles(uint32_t rows)
+static uint32_t matrix_tiles(const struct layout_mlp *layout, enum kernels_matrix matrix)
 {
-    return (uint32_t)size_ceil_div(rows, LAYOUT_TILE_ROWS);
+    return layout_tiles(geometry_matrix(layout, matrix), 0, geometry_rows(layout, matrix));
 }
 
 static uint32_t expert_tiles(const struct layout_mlp *layout)
 {
-    return 2 * tiles(layout->neurons) + tiles(layout->hidden);
+    return 2 * matrix_tiles(layout, KERNELS_GATE) + matrix_tiles(layout, KERNELS_DOWN);
 }
 
 static struct fill *fill_of_slot(struct fills *fills, uint32_t slot)
@@ -247,7 +247,7 @@ static int target_of(const struct fills *fills, const struct fill *fill, uint32_
 
 static uint32_t matrix_first_tile(const struct layout_mlp *layout, enum kernels_matrix matrix)
 {
-    return matrix == KERNELS_GATE ? 0 : matrix == KERNELS_UP ? tiles(layout->neurons) : 2 * tiles(layout->neurons);
+    return (uint32_t)(matrix - KERNELS_GATE) * matrix_tiles(layout, KERNELS_GATE); /* gate and up have as many */
 }
 
 static bool bit(const uint64_t *bits, uint64_t i)
@@ -261,20 +261,21 @@ static int check_rows(const struct fill *fill, const struct target *target, cons
     enum kernels_matrix matrix = (enum kernels_matrix)data->matrix;
     const struct layout_matrix *shape = geometry_matrix(target->layout, matrix);
     uint32_t rows = geometry_rows(target->layout, matrix);
-    uint64_t scales = (uint64_t)tiles(data->rows) * shape->segments;
     const char *name = kernels_matrix_name(matrix);
     if (data->columns != shape->columns)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: rows of %u columns, the slice has %u", name, data->columns, shape->columns);
-    if (data->rows == 0 || data->first_row >= rows || data->rows > rows - data->first_row || data->first_row % LAYOUT_TILE_ROWS != 0)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u rows from row %u on, the slice has %u and rows come from multiples of %d", name,
-                       data->rows, data->first_row, rows, LAYOUT_TILE_ROWS);
+    if (data->rows == 0 || data->first_row >= rows || data->rows > rows - data->first_row || !layout_tile_begins(shape, data->first_row))
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u rows from row %u on, the slice has %u and rows come from multiples of %d%s", name,
+                       data->rows, data->first_row, rows, LAYOUT_TILE_ROWS, shape->row_origin ? ", less 8" : "");
+    uint32_t first = layout_tile(shape, data->first_row), count = layout_tiles(shape, data->first_row, data->rows);
+    uint64_t scales = (uint64_t)count * shape->segments;
     if (data->scale_count != scales)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u scales for %u rows of %u segments, %llu are needed", name, data->scale_count,
                        data->rows, shape->segments, (unsigned long long)scales);
-    uint64_t at = target->first_tile + matrix_first_tile(target->layout, matrix) + data->first_row / LAYOUT_TILE_ROWS;
-    for (uint32_t i = 0; i < tiles(data->rows); i++)
+    uint64_t at = target->first_tile + matrix_first_tile(target->layout, matrix) + first;
+    for (uint32_t i = 0; i < count; i++)
         if (bit(fill->arrived, at + i))
-            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: row %u arrived twice", name, data->first_row + i * LAYOUT_TILE_ROWS);
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: row %u arrived twice", name, layout_tile_row(shape, first + i));
     return 0;
 }
 
@@ -320,10 +321,12 @@ static int take_rows(struct fills *fills, struct fill *fill, const struct msg_pr
     r = kernels_pack(target.layout, target.bytes, &rows, err);
     if (r < 0)
         return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
-    uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows.matrix) + rows.first_row / LAYOUT_TILE_ROWS;
-    for (uint32_t i = 0; i < tiles(rows.rows); i++)
+    const struct layout_matrix *shape = geometry_matrix(target.layout, rows.matrix);
+    uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows.matrix) + layout_tile(shape, rows.first_row);
+    uint32_t count = layout_tiles(shape, rows.first_row, rows.rows);
+    for (uint32_t i = 0; i < count; i++)
         fill->arrived[(at + i) / 64] |= UINT64_C(1) << (at + i) % 64;
-    fill->tiles_left -= tiles(rows.rows);
+    fill->tiles_left -= count;
     return 0;
 }
 
@@ -359,9 +362,18 @@ static int missing(const struct fills *fills, const struct fill *fill, struct er
     enum kernels_matrix matrix = KERNELS_DOWN;
     while (matrix > KERNELS_GATE && tile < matrix_first_tile(target.layout, matrix))
         matrix--;
-    uint32_t row = (tile - matrix_first_tile(target.layout, matrix)) * LAYOUT_TILE_ROWS;
+    uint32_t row = layout_tile_row(geometry_matrix(target.layout, matrix), tile - matrix_first_tile(target.layout, matrix));
     return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s%s: rows from %u on are missing (%llu tiles of 16 rows have not arrived)",
                    target.name, target.name[0] ? " " : "", kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left);
+}
+
+int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DIGEST_SIZE], struct err *err)
+{
+    const struct fill *fill = fill_find(fills, request);
+    if (!fill)
+        return ignored_find(fills, request) ? 0 : no_such(fills, request, err);
+    wbuf_set_sources(fills->wbuf, fill->slot, sources);
+    return 0;
 }
 
 int fill_end(struct fills *fills, uint64_t request, struct msg_slot *ret_slot, struct err *err)

@@ -174,11 +174,11 @@ static uint32_t gather_scales(struct load_stream *stream, const struct checkpoin
 {
     bool down = which == KERNELS_DOWN;
     const struct layout_matrix *shape = down ? &layout->down : &layout->gate_up;
-    uint32_t first = down ? first_row : layout->begin + first_row; /* in the checkpoint's rows */
+    uint32_t begin = down ? 0 : layout->begin; /* in the checkpoint's rows */
     uint32_t column_block = down ? layout->begin / LAYOUT_BLOCK : 0;
-    uint32_t tiles = (uint32_t)size_ceil_div(rows, LAYOUT_TILE_ROWS), at = 0;
-    for (uint32_t tile = 0; tile < tiles; tile++) {
-        uint32_t block = (first + tile * LAYOUT_TILE_ROWS) / LAYOUT_BLOCK;
+    uint32_t tile = layout_tile(shape, first_row), end = tile + layout_tiles(shape, first_row, rows), at = 0;
+    for (; tile < end; tile++) {
+        uint32_t block = (begin + layout_tile_row(shape, tile)) / LAYOUT_BLOCK;
         for (uint32_t segment = 0; segment < shape->segments; segment++)
             stream->scales[at++] = matrix->scales[(size_t)block * matrix->scale_columns + column_block + segment];
     }
@@ -256,8 +256,10 @@ static int stream_by_rows(struct load_stream *stream, struct checkpoint *checkpo
     uint32_t most = rows_at_once(matrix);
     for (size_t t = 0; t < count; t++) {
         const struct layout_mlp *layout = layout_of(&targets[t], expert);
-        for (uint32_t row = 0; row < layout->neurons; row += most) {
-            uint32_t rows = layout->neurons - row < most ? layout->neurons - row : most;
+        for (uint32_t row = 0, rows; row < layout->neurons; row += rows) {
+            rows = layout_tile_row(&layout->gate_up, layout_tile(&layout->gate_up, row) + most / LAYOUT_TILE_ROWS) - row;
+            if (rows > layout->neurons - row)
+                rows = layout->neurons - row;
             int r = read_rows(stream, checkpoint, matrix, layout->begin + row, rows, err);
             if (r == 0)
                 r = send_rows(stream, matrix, &targets[t], layout, wire_expert(expert), which, row, rows, stream->chunk, matrix->columns, 0,

@@ -7,7 +7,7 @@
 #include "daemon/model/plan_choose.h"
 #include "proto/base/size.h"
 
-const uint32_t plan_multiples[PLAN_MULTIPLES] = {128, 64, 32};
+const uint32_t plan_multiples[PLAN_MULTIPLES] = {128, 64, 32, 16, 8};
 
 const char *plan_strategy_name(enum plan_strategy strategy)
 {

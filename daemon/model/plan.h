@@ -16,8 +16,8 @@
 #define PLAN_LINK_BYTES_PER_S 1.25e9     /* the head's link, shared by all ducks: 10 GbE */
 #define PLAN_STEP_S 60e-6                /* a step's round trip without its bytes */
 #define PLAN_TP_AUTO_MAX 32 /* widest tp the planner chooses by itself while the number of ducks is unknown */
-#define PLAN_MULTIPLES 3
-extern const uint32_t plan_multiples[PLAN_MULTIPLES]; /* 128, 64, 32 */
+#define PLAN_MULTIPLES 5
+extern const uint32_t plan_multiples[PLAN_MULTIPLES]; /* 128, 64, 32, 16, 8 */
 
 enum plan_strategy {
     PLAN_TP,

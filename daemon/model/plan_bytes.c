@@ -7,13 +7,11 @@
 void plan_bytes_of(const struct layout_mlp *layout, uint32_t intermediate, struct plan_bytes *ret_bytes)
 {
     uint64_t hidden = layout->hidden, neurons = layout->neurons;
-    uint64_t tiles_neurons = size_ceil_div(neurons, LAYOUT_TILE_ROWS);
-    uint64_t tiles_hidden = size_ceil_div(hidden, LAYOUT_TILE_ROWS);
-    uint64_t scales = sizeof(float) * (2 * tiles_neurons * layout->gate_up.segments + tiles_hidden * layout->down.segments);
     uint64_t params = 3 * hidden * neurons;
+    uint64_t scales = layout_scale_bytes(layout);
     *ret_bytes = (struct plan_bytes){
         .laid_out = layout->expert_bytes,
-        .real = size_ceil_div(params * 9, 8) + scales,
+        .real = layout_real_bytes(layout),
         .send = params + scales,
         .read = hidden * (2 * neurons + intermediate),
         .params = params,

@@ -33,7 +33,7 @@ static bool multiple_known(uint32_t multiple_of)
     return false;
 }
 
-/* "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6" */
+/* "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24" */
 static int refuse_tp(const struct arch *arch, uint32_t tp, uint32_t multiple_of, struct err *err)
 {
     uint32_t narrowest = plan_narrowest(arch);
@@ -60,7 +60,7 @@ int plan_choose_check(const struct arch *arch, const struct plan_request *reques
     if (request->strategy != PLAN_TP)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "strategy %d is not known", (int)request->strategy);
     if (request->multiple_of && !multiple_known(request->multiple_of)) {
-        err_set(err, -EINVAL, ERR_BAD_SHAPE, "multiple_of %u is not supported; 128, 64 and 32 are", request->multiple_of);
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "multiple_of %u is not supported; 128, 64, 32, 16 and 8 are", request->multiple_of);
         err_value_int(err, "multiple_of", request->multiple_of);
         return -EINVAL;
     }

@@ -47,7 +47,7 @@ static const char *const y_dtypes[] = {"BF16", "F32", NULL};
 static const struct schema_param plan_params[] = {
     INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; without it and tp the fleet's"),
     INT("memory", OPTIONAL, 1, MEMORY_MAX, "weight buffer of each duck, bytes; without it, ducks and tp the fleet's"),
-    INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing, intermediate neurons; the planner's choice when left out"),
+    INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing: 128, 64, 32, 16 or 8 intermediate neurons; the planner's choice when left out"),
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint; only config.json is read"),
     STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
     INT("tp", OPTIONAL, 1, TP_MAX, "tensor-parallel width, ranks; the planner's choice when left out"),
@@ -55,7 +55,7 @@ static const struct schema_param plan_params[] = {
 
 static const struct schema_param load_params[] = {
     BOOL("force", "prepare every slot anew even when the cache has it"),
-    INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing, intermediate neurons; the planner's choice when left out"),
+    INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing: 128, 64, 32, 16 or 8 intermediate neurons; the planner's choice when left out"),
     STRING("name", OPTIONAL, NAME_BYTES_MAX, "name of the model from now on; the directory's last part when left out"),
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint"),
     STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),

@@ -4,7 +4,7 @@ import pytest
 from support.daemon import SANITIZED
 from support.model import LAYERS, MODEL, MOE_LAYERS, make_checkpoint, output, random_input
 
-PLANS = [(1, 64), (2, 64), (3, 64), (1, 32), (2, 32), (3, 32), (4, 32), (6, 32), (1, 128), (2, 128)]
+PLANS = [(1, 64), (2, 64), (3, 64), (1, 32), (2, 32), (3, 32), (4, 32), (6, 32), (1, 128), (2, 128), (5, 16), (5, 8)]
 BF16_BOUND = 2.0 ** -8
 F32_BOUND = 2.0 ** -20
 
@@ -102,7 +102,7 @@ def test_too_wide(daemon, reference, tmp_path):
     load(daemon, 3, 64)
     _, before = layer_bits(daemon, reference, tmp_path, "prefill", 1)
     error = daemon.refused("load", MODEL, "--name", "wide", "--tp", 4, "--multiple-of", 64, name="BAD_SHAPE",
-                           words=["192 = 3 units of 64: tp is at most 3;", "32 allows 6"])
+                           words=["192 = 3 units of 64: tp is at most 3;", "32 allows 6", "8 allows 24"])
     assert error["message"]
     _, after = layer_bits(daemon, reference, tmp_path, "prefill", 1)
     assert before == after
@@ -119,9 +119,29 @@ def test_uneven_ranks(daemon, reference, tmp_path):
         assert reference.relative_l2(layer, values) < F32_BOUND
 
 
+def test_units_of_eight(build, reference, tmp_path):
+    """24 units of 8 over 13 ranks: eleven of 16 neurons, two of 8, of which one begins and one ends in the middle of a tile. The same bits
+    in every tier and for any kernel process."""
+    from support.daemon import Daemon
+    bits = {}
+    for tier in ("ref", "avx2") if has_avx2() else ("ref",):
+        folder = tmp_path / tier
+        folder.mkdir()
+        daemon = Daemon(build, folder, ducks=13, env={"FP9_CPU": tier}).start()
+        try:
+            load(daemon, 13, 8)
+            for layer in (0, MOE_LAYERS[0]):
+                for kind in ("decode", "prefill"):
+                    values, have = layer_bits(daemon, reference, tmp_path, kind, layer, "--partials", "f32", "--output-dtype", "f32")
+                    assert reference.relative_l2(layer, values) < F32_BOUND
+                    assert bits.setdefault(layer, have) == have, f"{tier} {kind} of layer {layer}"
+        finally:
+            daemon.stop()
+
+
 def test_left_out_numbers_are_chosen(daemon, reference, tmp_path):
     done = daemon.ok("load", MODEL, "--name", "shakespeare")
-    assert 1 <= done["tp"] <= 4 and done["multiple_of"] in (32, 64, 128)
+    assert 1 <= done["tp"] <= 4 and done["multiple_of"] in (8, 16, 32, 64, 128)
     values, _ = layer_bits(daemon, reference, tmp_path, "prefill", 0)
     assert reference.relative_l2(0, values) < BF16_BOUND
 

@@ -24,12 +24,13 @@ def config(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("name,limits", [("qwen3-30b-a3b-fp8", (6, 12, 24)), ("qwen3-235b-a22b-fp8", (12, 24, 48))])
+@pytest.mark.parametrize("name,limits", [("qwen3-30b-a3b-fp8", (6, 12, 24, 48, 96)),
+                                         ("qwen3-235b-a22b-fp8", (12, 24, 48, 96, 192))])
 def test_limits(daemon, config, name, limits):
     plan = daemon.ok("plan", config(name), "--ducks", 1000, "--memory", "1T")
     assert plan["family"] == "qwen3_moe"
     widths = {row["multiple_of"]: row["tp_max"] for row in plan["legal"]}
-    assert tuple(widths[m] for m in (128, 64, 32)) == limits, plan["legal"]
+    assert tuple(widths[m] for m in (128, 64, 32, 16, 8)) == limits, plan["legal"]
     assert sum(rank["bytes"] for rank in plan["ranks"]) == plan["bytes_total"]
     assert 1.125 < plan["bytes_per_param"] < 1.2, plan["bytes_per_param"]
 
@@ -41,6 +42,14 @@ def test_one_more_is_refused(daemon, config):
                    words=["768 = 12 units of 64: tp is at most 12", "32 allows 24"])
     daemon.refused("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 8, "--memory", "32G", name="BAD_SHAPE", words=["12", "8"])
     daemon.refused("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 32, "--memory", "1G", name="NO_MEMORY")
+
+
+def test_all_of_32_ducks(daemon, config):
+    """24 and 48 neurons a duck, without padding."""
+    for name, multiple_of, neurons in (("qwen3-30b-a3b-fp8", 8, 24), ("qwen3-235b-a22b-fp8", 16, 48)):
+        plan = daemon.ok("plan", config(name), "--tp", 32, "--multiple-of", multiple_of, "--ducks", 32, "--memory", "32G")
+        assert [rank["neurons"] for rank in plan["ranks"]] == [neurons] * 32
+        assert 1.125 < plan["bytes_per_param"] < 1.135 and plan["padding"] < plan["bytes_total"] / 1000, plan["padding"]
 
 
 def test_uneven(daemon, config):

@@ -60,10 +60,9 @@ static void refused(const struct arch *arch, struct plan_request request, enum e
         fail_msg("\"%s\" does not say \"%s\"", err.message, words);
 }
 
-static void legal_is(const struct arch *arch, uint32_t at_128, uint32_t at_64, uint32_t at_32)
+static void legal_is(const struct arch *arch, const uint32_t want[PLAN_MULTIPLES])
 {
     struct plan *plan = made(arch, (struct plan_request){.tp = 1});
-    const uint32_t want[PLAN_MULTIPLES] = {at_128, at_64, at_32};
     for (size_t i = 0; i < PLAN_MULTIPLES; i++) {
         assert_int_equal(plan->legal[i].multiple_of, plan_multiples[i]);
         assert_int_equal(plan->legal[i].tp_max, want[i]);
@@ -75,13 +74,13 @@ static void limits_of_public_models(void **state)
 {
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
-    legal_is(arch, 6, 12, 24);
+    legal_is(arch, (uint32_t[]){6, 12, 24, 48, 96});
     arch_free(arch);
     arch = moe_arch(4096, 0, 1536, 94, 128, 8);
-    legal_is(arch, 12, 24, 48);
+    legal_is(arch, (uint32_t[]){12, 24, 48, 96, 192});
     arch_free(arch);
     arch = moe_arch(256, 768, 192, 4, 8, 2); /* the experts are the narrower kind, and 192 is a unit and a half of 128 */
-    legal_is(arch, 2, 3, 6);
+    legal_is(arch, (uint32_t[]){2, 3, 6, 12, 24});
     struct plan *plan = made(arch, (struct plan_request){.tp = 2, .ducks = 2});
     assert_int_equal(plan->legal[2].tp_max_fleet, 2);
     plan_free(plan);
@@ -93,7 +92,7 @@ static void b01_refused_with_numbers(void **state)
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
     refused(arch, (struct plan_request){.tp = 8, .multiple_of = 128}, ERR_BAD_SHAPE,
-            "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24");
+            "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24, 16 allows 48, 8 allows 96");
     struct plan *plan = made(arch, (struct plan_request){.tp = 8, .multiple_of = 64});
     plan_free(plan);
     plan = made(arch, (struct plan_request){.tp = 8}); /* the planner finds a multiple_of that allows it */
@@ -102,7 +101,7 @@ static void b01_refused_with_numbers(void **state)
     arch_free(arch);
     arch = moe_arch(256, 768, 192, 4, 8, 2);
     refused(arch, (struct plan_request){.tp = 4, .multiple_of = 64}, ERR_BAD_SHAPE,
-            "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6");
+            "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24");
     arch_free(arch);
 }
 
@@ -165,13 +164,14 @@ static void b08_tp_out_of_range(void **state)
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 2, 8, 2);
     refused(arch, (struct plan_request){.tp = 7, .multiple_of = 128}, ERR_BAD_SHAPE, "768 = 6 units of 128");
-    refused(arch, (struct plan_request){.tp = 33}, ERR_BAD_SHAPE, "768 = 24 units of 32: tp is at most 24; 128 allows 6, 64 allows 12");
-    refused(arch, (struct plan_request){.tp = 2147483648u}, ERR_BAD_SHAPE, "tp is at most 24");
+    refused(arch, (struct plan_request){.tp = 97}, ERR_BAD_SHAPE,
+            "768 = 96 units of 8: tp is at most 96; 128 allows 6, 64 allows 12");
+    refused(arch, (struct plan_request){.tp = 2147483648u}, ERR_BAD_SHAPE, "tp is at most 96");
     refused(arch, (struct plan_request){.tp = UINT32_MAX, .multiple_of = 32}, ERR_BAD_SHAPE, "tp is at most 24");
     refused(arch, (struct plan_request){.tp = 5, .ducks = 4}, ERR_BAD_SHAPE, "tp 5 needs 5 ducks, only 4");
-    static const uint32_t multiples[] = {1, 8, 16, 48, 96, 256, UINT32_MAX};
+    static const uint32_t multiples[] = {1, 4, 12, 24, 48, 96, 256, UINT32_MAX};
     for (size_t i = 0; i < ARRAY_LENGTH(multiples); i++)
-        refused(arch, (struct plan_request){.multiple_of = multiples[i]}, ERR_BAD_SHAPE, "128, 64 and 32");
+        refused(arch, (struct plan_request){.multiple_of = multiples[i]}, ERR_BAD_SHAPE, "128, 64, 32, 16 and 8");
     arch_free(arch);
     arch = dense_arch(64, LAYOUT_NEURONS_MAX, 1);
     refused(arch, (struct plan_request){.tp = 1025, .multiple_of = 32}, ERR_BAD_SHAPE, "tp is at most 1024");
@@ -236,6 +236,30 @@ static void padding_is_counted(void **state)
     plan_free(even);
     plan_free(padded);
     arch_free(arch);
+}
+
+/* 32 ducks for the experts of public models: 24 neurons, and 48, at no more than rounding each expert's parts to 64 bytes. */
+static void units_of_eight(void **state)
+{
+    (void)state;
+    static const uint32_t hidden[] = {2048, 4096}, neurons[] = {768, 1536};
+    for (size_t i = 0; i < 2; i++) {
+        struct arch *arch = moe_arch(hidden[i], 0, neurons[i], 2, 128, 8);
+        struct plan *plan = made(arch, (struct plan_request){.tp = 32, .ducks = 32, .multiple_of = i ? 16 : 8});
+        uint64_t next = 0;
+        for (uint32_t rank = 0; rank < 32; rank++) {
+            assert_int_equal(plan->ranks[rank].routed.begin, next);
+            assert_int_equal(plan->ranks[rank].routed.neurons, neurons[i] / 32);
+            assert_int_equal(plan->ranks[rank].routed.padded, neurons[i] / 32);
+            assert_int_equal(plan->ranks[rank].bytes, plan->ranks[rank].moe_slot_bytes * 2);
+            next += neurons[i] / 32;
+        }
+        assert_true(plan->padding_bytes < 32ull * 2 * 128 * 4 * 64);
+        assert_true(plan->bytes_per_param < 1.135);
+        assert_int_equal(plan->params, 3ull * hidden[i] * neurons[i] * 128 * 2);
+        plan_free(plan);
+        arch_free(arch);
+    }
 }
 
 static void memory(void **state)
@@ -319,6 +343,7 @@ int main(void)
         cmocka_unit_test(b08_tp_out_of_range),
         cmocka_unit_test(bytes_are_the_layouts),
         cmocka_unit_test(padding_is_counted),
+        cmocka_unit_test(units_of_eight),
         cmocka_unit_test(memory),
         cmocka_unit_test(chooses_the_fastest),
         cmocka_unit_test(property_runs_cover_exactly),
