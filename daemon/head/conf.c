@@ -10,6 +10,7 @@
 
 #include "daemon/head/core.h"
 #include "proto/base/conf.h"
+#include "proto/wire/transport_tcp.h"
 
 #define CONF_MEMORY_MAX (UINT64_C(64) << 40) /* half of the address space of a process */
 
@@ -112,6 +113,31 @@ int conf_load(const char *path, struct conf **ret_conf, struct err *err)
     return 0;
 }
 
+static int check_duck(const struct conf *conf, uint32_t index, struct err *err)
+{
+    const struct conf_duck *duck = &conf->ducks[index];
+    char host[TRANSPORT_TCP_HOST_MAX], port[TRANSPORT_TCP_PORT_MAX];
+    for (const unsigned char *p = (const unsigned char *)duck->name; *p; p++)
+        if (*p <= ' ' || *p >= 0x7f || *p == '/')
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "its name must be printable ASCII without blanks and slashes");
+    if (!duck->address || !*duck->address)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "address: is missing, as in address = kitchen:7909");
+    int r = transport_tcp_split(duck->address, host, port, err);
+    if (r < 0)
+        return r;
+    for (uint32_t i = 0; i < index; i++)
+        if (strcmp(conf->ducks[i].address, duck->address) == 0)
+            return err_set(err, -EEXIST, ERR_BAD_REQUEST, "address: %s is that of duck \"%s\" already; a duck serves one place in a fleet",
+                           duck->address, conf->ducks[i].name);
+    if (duck->key_file && *duck->key_file)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
+                       "key_file: this version has no TLS and would not use it; leave it empty and set plaintext = yes");
+    if (!duck->plaintext)
+        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
+                       "plaintext: this version has no TLS, so it must be yes here, and in fp9-duck.conf on the duck");
+    return 0;
+}
+
 int conf_check(const struct conf *conf, struct err *err)
 {
     struct sockaddr_un address;
@@ -124,10 +150,11 @@ int conf_check(const struct conf *conf, struct err *err)
         return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[daemon] metrics_listen: this version has no metrics listener; leave it empty");
     if (conf->deadline_s)
         return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[fleet] deadline_s: this version has no deadlines; leave it 0");
-    if (conf->duck_count)
-        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST,
-                       "[duck \"%s\"]: this version runs local ducks only (local_ducks in [fleet]); remove the section",
-                       conf->ducks[0].name);
+    for (uint32_t i = 0; i < conf->duck_count; i++) {
+        int r = check_duck(conf, i, err);
+        if (r < 0)
+            return err_prefix(err, "[duck \"%s\"]", conf->ducks[i].name);
+    }
     /* The header of a weight buffer takes a megabyte and a page of it. */
     if (conf->local_memory && conf->local_memory < 2 * 1024 * 1024)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at least 2M is needed",

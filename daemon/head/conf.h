@@ -12,7 +12,7 @@
 
 struct conf_duck {
     char *name;
-    char *address, *key_file;
+    char *address, *key_file; /* HOST:PORT */
     bool plaintext, spare;
 };
 

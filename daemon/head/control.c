@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 
 #include "daemon/head/client.h"
 #include "daemon/head/rpc.h"
@@ -95,22 +94,7 @@ static int bind_socket(struct control *control, const char *path, struct err *er
     return 0;
 }
 
-static int take_activated(struct control *control, struct err *err)
-{
-    int count = sd_listen_fds(1);
-    if (count <= 0)
-        return 0;
-    int fd = SD_LISTEN_FDS_START;
-    if (count > 1 || sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) <= 0)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "socket activation gave %d descriptors; expected one listening AF_UNIX stream socket",
-                       count);
-    if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
-        return err_errno(err, "socket activation");
-    control->listen_fd = fd;
-    return 1;
-}
-
-int control_new(struct head *head, const char *path, struct control **ret_control, struct err *err)
+int control_new(struct head *head, const char *path, int passed_fd, struct control **ret_control, struct err *err)
 {
     _cleanup_(control_freep) struct control *control = calloc(1, sizeof *control);
     if (!control)
@@ -118,9 +102,10 @@ int control_new(struct head *head, const char *path, struct control **ret_contro
     control->head = head;
     control->listen_fd = control->lock_fd = -1;
     control->next_client = 1;
-    int r = take_activated(control, err);
-    if (r == 0)
-        r = bind_socket(control, path, err);
+    control->listen_fd = passed_fd;
+    if (passed_fd >= 0 && fcntl(passed_fd, F_SETFL, O_NONBLOCK) < 0)
+        return err_errno(err, "socket activation");
+    int r = passed_fd < 0 ? bind_socket(control, path, err) : 0;
     if (r < 0)
         return r;
     r = loop_io_add(head->loop, control->listen_fd, accept_clients, control, &control->io, err);

@@ -50,6 +50,7 @@ struct core_duck {
     uint64_t heard_ns;       /* last frame from it */
     uint64_t pinged_ns;      /* last PING to it */
     uint64_t state_since_ns; /* since when connecting or lost */
+    uint32_t failures;       /* starts since it was up last, that came to nothing */
     uint64_t backoff_ns;     /* wait before the next start; 0 after it was up for a while */
     uint64_t start_at_ns;    /* when LOST: next start */
     uint64_t up_since_ns;
@@ -236,6 +237,7 @@ struct core_action {
 struct core_conf {
     uint64_t heartbeat_ns;
     uint64_t start_timeout_ns; /* a duck that says nothing for so long after its start is started again */
+    uint64_t grace_ns;         /* after the start registered models wait so long for ducks that are not there yet */
     enum msg_dtype partials;   /* default of sessions */
     bool persistent_judge;     /* no: every session is one-shot */
 };

@@ -72,6 +72,7 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t index, const struct 
     duck->ever_up = true;
     duck->up_since_ns = duck->heard_ns = duck->pinged_ns = now;
     duck->lost_reason[0] = '\0';
+    duck->failures = 0;
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
         core_model_reconcile(core, now, i);
     core_job_start_queued(core);
@@ -83,6 +84,7 @@ void core_duck_lost(struct core *core, uint64_t now, uint32_t index, const char 
     if (duck->state == CORE_DUCK_LOST)
         return;
     bool stable = duck->state == CORE_DUCK_UP && now - duck->up_since_ns >= FLEET_STABLE;
+    duck->failures += duck->state == CORE_DUCK_CONNECTING;
     duck->state = CORE_DUCK_LOST;
     duck->state_since_ns = now;
     if (stable || !duck->backoff_ns)
@@ -151,6 +153,7 @@ void core_tick(struct core *core, uint64_t now)
     core->ticked_ns = now;
     for (uint32_t i = 0; i < core->duck_count; i++)
         tick(core, now, i);
+    core_job_start_queued(core); /* waiting may be over by time alone */
 }
 
 void core_err_duck_lost(const struct core *core, uint32_t index, const char *phase, uint32_t layer, struct err *err)

@@ -66,15 +66,27 @@ static bool job_waits(struct core *core, const struct core_job *job)
     return other && !core_job_over(other);
 }
 
-/* While ducks are starting for the first time nobody knows what the fleet is; jobs wait that out. */
+/* A start that has failed this often in a row is not waited for any more. */
+#define JOB_PATIENCE 2
+
+/* While ducks are starting nobody knows what the fleet is, so jobs wait. A registered model, after a start of fp9d, waits for a while
+ * also for ducks that could not be reached yet: its slots may be there, and others would have to be filled anew. */
+static bool fleet_unknown(const struct core *core, bool registered)
+{
+    bool fresh = registered && core->ticked_ns < core->started_ns + core->conf.grace_ns;
+    for (uint32_t i = 0; i < core->duck_count; i++) {
+        const struct core_duck *duck = &core->ducks[i];
+        if ((duck->state == CORE_DUCK_CONNECTING && duck->failures < JOB_PATIENCE) || (fresh && !duck->ever_up))
+            return true;
+    }
+    return false;
+}
+
 void core_job_start_queued(struct core *core)
 {
-    for (uint32_t i = 0; i < core->duck_count; i++)
-        if (core->ducks[i].state == CORE_DUCK_CONNECTING)
-            return;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *job = &core->jobs[i];
-        if (!job->used || job->state != CORE_JOB_QUEUED || job_waits(core, job))
+        if (!job->used || job->state != CORE_JOB_QUEUED || job_waits(core, job) || fleet_unknown(core, core->models[job->model].registered))
             continue;
         job->state = CORE_JOB_RUNNING;
         job->phase = CORE_PHASE_OPEN;

@@ -11,6 +11,7 @@
 
 #include "daemon/head/control.h"
 #include "daemon/head/db.h"
+#include "daemon/head/fdstore.h"
 #include "daemon/head/head_run.h"
 #include "daemon/head/load.h"
 #include "daemon/head/load_stream.h"
@@ -38,8 +39,11 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
 static void duck_lost(void *user, uint32_t duck, const char *reason)
 {
     struct head *head = user;
+    /* A duck that cannot be reached is tried again for ever; only what is new is worth a line. */
+    const struct core_duck *known = &head->core->ducks[duck];
+    bool news = known->state == CORE_DUCK_UP || strcmp(known->lost_reason, reason) != 0;
     if (!head->stopping)
-        log_warning("duck", "%s: lost: %s", head->core->ducks[duck].name, reason);
+        log_write(news ? LOG_LEVEL_WARNING : LOG_LEVEL_DEBUG, "duck", "%s: lost: %s", known->name, reason);
     core_duck_lost(head->core, clock_now_ns(), duck, reason);
     act_run(head);
 }
@@ -119,6 +123,7 @@ static void finish_stop(struct head *head, uint64_t now)
     if (!head->stopping)
         return;
     bool impatient = now - head->stop_ns > HEAD_STOP_PATIENCE, idle = worker_idle(head->disk) && worker_idle(head->bulk);
+    idle = idle && (!head->names || worker_idle(head->names));
     if (impatient || idle)
         for (uint32_t i = 0; i < head->core->duck_count; i++)
             peer_stop(head->peers[i]); /* drops their queued frames, so that a stream that waits for them ends */
@@ -164,29 +169,54 @@ static void on_stop_signal(void *user)
 
 /* ---- construction ---- */
 
+static int new_peer(struct head *head, uint32_t index, const char *name, bool spare, struct err *err)
+{
+    int r = core_duck_add(head->core, name, spare, err);
+    if (r < 0)
+        return r;
+    struct peer_callbacks callbacks = {.user = head, .up = duck_up, .lost = duck_lost, .frame = duck_frame};
+    return peer_new(head->loop, index, name, &callbacks, &head->peers[index], err);
+}
+
+/* The buffer of an earlier run, which systemd has kept, or a new one, which it is to keep. */
+static int local_buffer(struct head *head, const char *name, uint64_t memory, int *ret_fd, struct err *err)
+{
+    _cleanup_(closep) int kept = fdstore_take_buffer(head->fdstore, name);
+    if (kept >= 0 && local_buffer_size(kept) == memory) {
+        log_info("duck", "%s: its weight buffer was kept across the restart", name);
+        *ret_fd = STEAL_FD(kept);
+        return 0;
+    }
+    if (kept >= 0) {
+        log_info("duck", "%s: the weight buffer that was kept has %" PRIu64 " bytes, %" PRIu64 " are configured: given up", name,
+                 local_buffer_size(kept), memory);
+        fdstore_drop_buffer(name);
+    }
+    int r = local_make_buffer(name, memory, ret_fd, err);
+    if (r == 0)
+        fdstore_put_buffer(head->fdstore, name, *ret_fd);
+    return r;
+}
+
 static int add_local_duck(struct head *head, uint32_t index, const char *program, uint64_t memory, struct err *err)
 {
     char name[CORE_NAME_MAX], cores[1024];
     snprintf(name, sizeof name, "local%u", index);
-    int r = core_duck_add(head->core, name, false, err);
-    if (r < 0)
-        return r;
-    struct peer_callbacks callbacks = {.user = head, .up = duck_up, .lost = duck_lost, .frame = duck_frame};
-    r = peer_new(head->loop, index, name, &callbacks, &head->peers[index], err);
+    int r = new_peer(head, index, name, false, err);
     if (r < 0)
         return r;
     r = local_share_cores(head->conf->local_cores, index, head->conf->local_ducks, cores, sizeof cores, err);
     if (r < 0)
         return r;
     int weights_fd;
-    r = local_make_buffer(name, memory, &weights_fd, err);
+    r = local_buffer(head, name, memory, &weights_fd, err);
     if (r < 0)
         return r;
     peer_set_local(head->peers[index], program, cores, weights_fd);
     return 0;
 }
 
-static int add_ducks(struct head *head, struct err *err)
+static int add_local_ducks(struct head *head, struct err *err)
 {
     if (!head->conf->local_ducks)
         return 0;
@@ -201,6 +231,39 @@ static int add_ducks(struct head *head, struct err *err)
             return r;
     }
     return 0;
+}
+
+static int add_remote_ducks(struct head *head, struct err *err)
+{
+    const struct conf *conf = head->conf;
+    int r = conf->duck_count ? worker_new(head->loop, "fp9d-names", &head->names, err) : 0;
+    for (uint32_t i = 0; r == 0 && i < conf->duck_count; i++) {
+        uint32_t index = conf->local_ducks + i;
+        r = new_peer(head, index, conf->ducks[i].name, conf->ducks[i].spare, err);
+        if (r == 0)
+            peer_set_remote(head->peers[index], conf->ducks[i].address, head->names);
+    }
+    return r;
+}
+
+/* Ducks, and with them everything that systemd had kept. */
+static int add_ducks(struct head *head, struct err *err)
+{
+    int r = add_local_ducks(head, err);
+    if (r == 0)
+        r = add_remote_ducks(head, err);
+    if (r < 0)
+        return r;
+    fdstore_settle(head->fdstore);
+    return 0;
+}
+
+/* The control socket, which systemd may have passed. */
+static int open_control(struct head *head, struct err *err)
+{
+    int fd;
+    int r = fdstore_take_socket(head->fdstore, &fd, err);
+    return r < 0 ? r : control_new(head, head->conf->socket, fd, &head->control, err);
 }
 
 static int restore_model(void *user, const struct db_model *saved)
@@ -231,6 +294,7 @@ static int build(struct head *head, struct err *err)
     struct core_conf core_conf = {
         .heartbeat_ns = conf->heartbeat_s * CLOCK_NS_PER_S,
         .start_timeout_ns = HEAD_START_TIMEOUT,
+        .grace_ns = conf->grace_s * CLOCK_NS_PER_S,
         .partials = strcmp(conf->partials, "f32") == 0 ? MSG_F32 : MSG_BF16,
         .persistent_judge = conf->persistent_judge,
     };
@@ -240,11 +304,13 @@ static int build(struct head *head, struct err *err)
     head->waiters = waiters_new();
     int r = loop_new(&head->loop, err);
     if (r == 0)
+        r = fdstore_new(&head->fdstore, err);
+    if (r == 0)
         r = open_db(head, err);
     if (r == 0)
-        r = add_ducks(head, err);
+        r = open_control(head, err);
     if (r == 0)
-        r = control_new(head, conf->socket, &head->control, err);
+        r = add_ducks(head, err);
     if (r == 0)
         r = worker_new(head->loop, "fp9d-disk", &head->disk, err);
     if (r == 0)
@@ -260,6 +326,7 @@ static int build(struct head *head, struct err *err)
 
 static void take_down(struct head *head)
 {
+    worker_free(head->names);
     worker_free(head->bulk);
     worker_free(head->disk);
     control_free(head->control);
@@ -270,6 +337,7 @@ static void take_down(struct head *head)
     waiters_free(head->waiters);
     core_free(head->core);
     db_close(head->db);
+    fdstore_free(head->fdstore);
     loop_free(head->loop);
 }
 
@@ -287,8 +355,8 @@ int head_run(const struct conf *conf, struct err *err)
     }
     if (r == 0) {
         act_run(&head);
-        log_info("main", "fp9d %s serves %s, %u local ducks, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks,
-                 kernels_variant_name());
+        log_info("main", "fp9d %s serves %s, %u local ducks, %u remote ones, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks,
+                 conf->duck_count, kernels_variant_name());
         sd_notify(0, "READY=1\nSTATUS=Serving");
         r = loop_run(head.loop, err);
     }

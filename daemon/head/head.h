@@ -10,6 +10,7 @@
 
 struct control;
 struct db;
+struct fdstore;
 struct load;
 struct session;
 struct waiters;
@@ -21,6 +22,8 @@ struct head {
     struct peer *peers[CORE_DUCKS_MAX]; /* by duck index */
     struct worker *disk;                /* checkpoint headers, plans, sqlite */
     struct worker *bulk;                /* streaming of weights */
+    struct worker *names;               /* look-up of remote ducks' names; NULL: there are none */
+    struct fdstore *fdstore;            /* what systemd passed at the start */
     struct db *db;                      /* used on the disk worker once the loop runs */
     struct control *control;
     struct load *loads;       /* list */

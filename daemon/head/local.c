@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "proto/base/cleanup.h"
@@ -52,6 +53,12 @@ int local_make_buffer(const char *name, uint64_t bytes, int *ret_fd, struct err 
         return err_errno(err, "duck %s: weight buffer of %" PRIu64 " bytes", name, bytes);
     *ret_fd = STEAL_FD(fd);
     return 0;
+}
+
+uint64_t local_buffer_size(int fd)
+{
+    struct stat info;
+    return fstat(fd, &info) < 0 ? 0 : (uint64_t)info.st_size;
 }
 
 uint64_t local_default_memory(uint32_t ducks)

@@ -13,6 +13,8 @@ int local_find_program(char *ret_path, size_t size, struct err *err);
 /* A sparse memfd of `bytes`; memory is taken as slots are prepared. */
 int local_make_buffer(const char *name, uint64_t bytes, int *ret_fd, struct err *err);
 
+uint64_t local_buffer_size(int fd); /* of a buffer's memfd */
+
 /* What each of `ducks` gets when nothing is said: four fifths of RAM, shared. */
 uint64_t local_default_memory(uint32_t ducks);
 

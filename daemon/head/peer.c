@@ -9,9 +9,11 @@
 #include <sys/pidfd.h>
 
 #include "daemon/head/local.h"
+#include "daemon/head/remote.h"
 #include "proto/base/clock.h"
 #include "proto/wire/msg_prepare.h"
 #include "proto/wire/transport_socket.h"
+#include "proto/wire/transport_tcp.h"
 
 #define PEER_LINGER (500 * CLOCK_NS_PER_MS) /* between a closed link and SIGKILL */
 #define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
@@ -36,8 +38,15 @@ struct peer {
     /* how to start it */
     char *program, *cores; /* owned */
     int weights_fd;        /* kept across restarts */
-    /* the running child */
+    /* or how to reach it */
+    char *address;         /* owned; NULL: it is local */
+    struct worker *names;  /* borrowed */
+    struct remote *remote; /* while it is being connected to; owned */
+    uint64_t generation;   /* counted up by peer_stop: what was posted before is void */
+    /* the link */
     enum peer_phase phase;
+    bool deaf; /* it takes no more bytes; what it had to say is still read */
+    /* the running child */
     pid_t pid;
     int pidfd;
     struct loop_io *pid_io, *link_io;
@@ -116,6 +125,19 @@ void peer_set_local(struct peer *peer, const char *program, const char *cores, i
     peer->weights_fd = weights_fd;
 }
 
+void peer_set_remote(struct peer *peer, const char *address, struct worker *names)
+{
+    peer->address = strdup(address);
+    if (!peer->address)
+        abort();
+    peer->names = names;
+}
+
+const char *peer_address(const struct peer *peer)
+{
+    return peer->address ? peer->address : "local";
+}
+
 pid_t peer_pid(const struct peer *peer)
 {
     return peer->pid;
@@ -139,6 +161,7 @@ static void close_link(struct peer *peer)
     drop_queue(&peer->step);
     drop_queue(&peer->bulk);
     peer->phase = PEER_IDLE;
+    peer->deaf = false;
 }
 
 static void forget_child(struct peer *peer)
@@ -153,6 +176,8 @@ static void forget_child(struct peer *peer)
 
 void peer_stop(struct peer *peer)
 {
+    peer->generation++;
+    remote_cancel(STEAL(peer->remote));
     close_link(peer);
     if (peer->pid) {
         pidfd_send_signal(peer->pidfd, SIGKILL, NULL, 0);
@@ -174,16 +199,49 @@ void peer_free(struct peer *peer)
     free(peer->bulk.items);
     free(peer->program);
     free(peer->cores);
+    free(peer->address);
     free(peer);
 }
 
-/* The link is of no more use; the child's end (or the linger) brings `lost`, with the better reason. */
+struct loss {
+    struct peer *peer;
+    uint64_t generation;
+    char reason[ERR_MESSAGE_MAX];
+};
+
+static void report_loss(void *user)
+{
+    struct loss *loss = user;
+    struct peer *peer = loss->peer;
+    if (loss->generation == peer->generation)
+        peer->callbacks.lost(peer->callbacks.user, peer->duck, loss->reason);
+    free(loss);
+}
+
+/* From the loop, so that whoever starts a peer or sends to it is never re-entered. */
+static void post_loss(struct peer *peer, const char *reason)
+{
+    struct loss *loss = calloc(1, sizeof *loss);
+    if (!loss)
+        abort();
+    loss->peer = peer;
+    loss->generation = peer->generation;
+    snprintf(loss->reason, sizeof loss->reason, "%s", reason);
+    loop_post(peer->loop, report_loss, loss);
+}
+
+/* The link is of no more use. Of a local duck the child's end (or the linger) brings `lost`, with the better reason. */
 static void link_broken(struct peer *peer, const char *why)
 {
     if (why)
         snprintf(peer->broken, sizeof peer->broken, "%s", why);
     close_link(peer);
-    peer->closed_ns = clock_now_ns();
+    if (!peer->address) {
+        peer->closed_ns = clock_now_ns();
+        return;
+    }
+    post_loss(peer, peer->broken[0] ? peer->broken : "it closed the link");
+    peer->broken[0] = '\0';
 }
 
 static void child_ended(void *user, bool readable, bool writable)
@@ -206,10 +264,23 @@ void peer_tick(struct peer *peer, uint64_t now)
         pidfd_send_signal(peer->pidfd, SIGKILL, NULL, 0);
 }
 
-/* Writes until all is out or the socket is full. False when the link broke. */
-static bool flush(struct peer *peer)
+/* Nothing more can be written. What the duck said before it closed (why it refuses, say) is still to be read; the end of the stream
+ * follows it. */
+static void write_failed(struct peer *peer, int number)
 {
-    for (;;) {
+    if (number != EPIPE && number != ECONNRESET)
+        snprintf(peer->broken, sizeof peer->broken, "write to its link: %s", strerror(number));
+    peer->deaf = true;
+    outgoing_unref(STEAL(peer->now));
+    drop_queue(&peer->step);
+    drop_queue(&peer->bulk);
+    loop_io_want(peer->link_io, true, false);
+}
+
+/* Writes until all is out or the socket is full. */
+static void flush(struct peer *peer)
+{
+    while (!peer->deaf) {
         if (!peer->now) {
             peer->now = queue_pop(&peer->step);
             if (!peer->now)
@@ -224,10 +295,8 @@ static bool flush(struct peer *peer)
         if (n == -EAGAIN)
             break;
         if (n < 0) {
-            char why[160];
-            snprintf(why, sizeof why, "write to its link: %s", strerror((int)-n));
-            link_broken(peer, n == -EPIPE || n == -ECONNRESET ? NULL : why);
-            return false;
+            write_failed(peer, (int)-n);
+            return;
         }
         peer->now_sent += (size_t)n;
         if (peer->now_sent < buf->length)
@@ -236,12 +305,11 @@ static bool flush(struct peer *peer)
         outgoing_unref(done);
     }
     loop_io_want(peer->link_io, true, peer->now != NULL);
-    return true;
 }
 
 void peer_send(struct peer *peer, struct outgoing *out, bool bulk)
 {
-    if (!peer->transport)
+    if (!peer->transport || peer->deaf)
         return;
     out->refs++;
     queue_push(bulk ? &peer->bulk : &peer->step, out);
@@ -308,15 +376,15 @@ static int take_frame(struct peer *peer, const struct frame *frame, struct err *
 static void link_event(void *user, bool readable, bool writable)
 {
     struct peer *peer = user;
-    if (writable && !flush(peer))
-        return;
+    if (writable)
+        flush(peer);
     if (!readable)
         return;
     struct err err = {0};
     int r = transport_fill(peer->transport, &peer->reader, &err);
     bool ended = r < 0;
     while (peer->transport) {
-        struct frame frame;
+        struct frame frame = {0};
         struct err bad = {0};
         int got = frame_reader_next(&peer->reader, &frame, &bad);
         if (got == 0)
@@ -324,6 +392,8 @@ static void link_event(void *user, bool readable, bool writable)
         if (got > 0)
             got = take_frame(peer, &frame, &bad);
         if (got < 0) {
+            if (peer->phase == PEER_HELLO && peer->address && !frame.type)
+                err_prefix(&bad, "what answers there is no fp9-duck");
             link_broken(peer, bad.message);
             return;
         }
@@ -332,56 +402,56 @@ static void link_event(void *user, bool readable, bool writable)
         link_broken(peer, r == -ECONNRESET ? NULL : err.message);
 }
 
-struct start_failure {
-    struct peer *peer;
-    char reason[ERR_MESSAGE_MAX];
-};
-
-/* Reported from the loop, so that a start never re-enters whoever asked for it. */
-static void report_failure(void *user)
+static void say_hello(struct peer *peer)
 {
-    struct start_failure *failure = user;
-    failure->peer->callbacks.lost(failure->peer->callbacks.user, failure->peer->duck, failure->reason);
-    free(failure);
-}
-
-static void start_failed(struct peer *peer, const struct err *err)
-{
-    struct start_failure *failure = calloc(1, sizeof *failure);
-    if (!failure)
-        abort();
-    failure->peer = peer;
-    snprintf(failure->reason, sizeof failure->reason, "%s", err->message);
-    loop_post(peer->loop, report_failure, failure);
-}
-
-static int start(struct peer *peer, struct err *err)
-{
-    _cleanup_(closep) int link = -1;
-    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, &peer->pid, &peer->pidfd, &link, err);
-    if (r < 0)
-        return r;
-    r = transport_socket_new(link, &peer->transport, err);
-    if (r < 0)
-        return r;
-    STEAL_FD(link);
-    r = loop_io_add(peer->loop, peer->transport->fd(peer->transport), link_event, peer, &peer->link_io, err);
-    if (r < 0)
-        return r;
-    return loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);
-}
-
-void peer_start(struct peer *peer)
-{
-    struct err err = {0};
-    if (start(peer, &err) < 0) {
-        peer_stop(peer);
-        start_failed(peer, &err);
-        return;
-    }
     struct msg_hello hello = {.major = WIRE_VERSION_MAJOR, .minor = WIRE_VERSION_MINOR, .software = "fp9d " FP9_VERSION};
     gethostname(hello.host, sizeof hello.host - 1);
     struct outgoing *out = outgoing_new();
     peer->phase = PEER_HELLO;
     send_simple(peer, out, msg_hello_encode(&out->buf, 0, &hello));
+}
+
+static int open_link(struct peer *peer, int fd, struct err *err)
+{
+    int r = peer->address ? transport_tcp_new(fd, &peer->transport, err) : transport_socket_new(fd, &peer->transport, err);
+    if (r < 0) {
+        close(fd);
+        return r;
+    }
+    return loop_io_add(peer->loop, fd, link_event, peer, &peer->link_io, err);
+}
+
+static int start_child(struct peer *peer, struct err *err)
+{
+    int link;
+    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, &peer->pid, &peer->pidfd, &link, err);
+    if (r == 0)
+        r = open_link(peer, link, err);
+    return r < 0 ? r : loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);
+}
+
+static void connected(void *user, int fd, const char *why)
+{
+    struct peer *peer = user;
+    struct err err = {0};
+    peer->remote = NULL;
+    if (fd >= 0 && open_link(peer, fd, &err) == 0) {
+        say_hello(peer);
+        return;
+    }
+    close_link(peer);
+    post_loss(peer, fd < 0 ? why : err.message);
+}
+
+void peer_start(struct peer *peer)
+{
+    struct err err = {0};
+    if (peer->address) {
+        peer->remote = remote_connect(peer->loop, peer->names, peer->address, connected, peer);
+    } else if (start_child(peer, &err) < 0) {
+        peer_stop(peer);
+        post_loss(peer, err.message);
+    } else {
+        say_hello(peer);
+    }
 }

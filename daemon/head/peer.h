@@ -1,4 +1,5 @@
-/* One duck's link as fp9d sees it: process, transport, frames in and out.
+/* One duck's link as fp9d sees it: process or connection, transport, frames in and out. A local duck is a child of fp9d on a socketpair;
+ * a remote one is a service somewhere that is connected to over TCP.
  *
  * Outgoing frames wait in two queues; a bulk frame (prepare) is only begun when no step frame waits, so that loading never delays
  * a step by more than one bulk frame. Loop thread only. */
@@ -9,6 +10,7 @@
 #include <sys/types.h>
 
 #include "daemon/head/loop.h"
+#include "daemon/head/worker.h"
 #include "proto/base/buf.h"
 #include "proto/wire/msg_hello.h"
 #include "proto/wire/msg_prepare.h"
@@ -36,19 +38,23 @@ struct peer_callbacks {
 
 int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct peer_callbacks *callbacks, struct peer **ret_peer,
              struct err *err);
-/* Kills and reaps the child, closes everything. */
+/* Kills and reaps a child, closes everything. */
 void peer_free(struct peer *peer);
 CLEANUP_DEFINE(struct peer *, peer_free);
 
 /* What a local duck is started with; weights_fd is taken. */
 void peer_set_local(struct peer *peer, const char *program, const char *cores, int weights_fd);
-/* Starts the child and the handshake. An error is reported through `lost`, later. */
+/* What a remote duck is reached by: "HOST:PORT", looked up on `names` (borrowed). */
+void peer_set_remote(struct peer *peer, const char *address, struct worker *names);
+/* "local", or the address of a remote duck. */
+const char *peer_address(const struct peer *peer);
+/* Starts the child or connects, then shakes hands. An error is reported through `lost`, later. */
 void peer_start(struct peer *peer);
-/* SIGKILL; no `lost` follows. */
+/* SIGKILL to a child, the end of a connection; no `lost` follows. */
 void peer_stop(struct peer *peer);
 /* A few times a second: kills a child that closed its link but does not end. */
 void peer_tick(struct peer *peer, uint64_t now);
-pid_t peer_pid(const struct peer *peer); /* 0: none */
+pid_t peer_pid(const struct peer *peer); /* 0: none, or remote */
 
 /* Takes a reference of its own. Frames for a peer without a link are dropped: its loss is reported anyway. */
 void peer_send(struct peer *peer, struct outgoing *out, bool bulk);

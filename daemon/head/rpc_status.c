@@ -6,12 +6,12 @@
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 
-static json_t *duck_json(uint32_t index, const struct core_duck *duck)
+static json_t *duck_json(uint32_t index, const struct core_duck *duck, const char *address)
 {
     bool known = duck->ever_up;
     json_t *json =
         json_pack("{s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:I, s:I, s:s, s:s, s:o}", "id", (json_int_t)index, "name", duck->name, "address",
-                  "local", "state", core_duck_state_text(duck->state), "spare", duck->spare, "isa", known ? duck->hello.isa : "", "cores",
+                  address, "state", core_duck_state_text(duck->state), "spare", duck->spare, "isa", known ? duck->hello.isa : "", "cores",
                   (json_int_t)(known ? duck->hello.cores : 0), "capacity_bytes", (json_int_t)(known ? duck->hello.capacity_bytes : 0),
                   "used_bytes", (json_int_t)duck->used_bytes, "boot_id", known ? duck->hello.boot_id : "", "version",
                   known ? duck->hello.software : "", "rtt_us", duck->rtt_ns ? rpc_real((double)duck->rtt_ns / 1e3) : json_null());
@@ -24,7 +24,7 @@ json_t *rpc_ducks_json(const struct head *head)
 {
     json_t *ducks = json_array();
     for (uint32_t i = 0; i < head->core->duck_count; i++) {
-        json_t *duck = duck_json(i, &head->core->ducks[i]);
+        json_t *duck = duck_json(i, &head->core->ducks[i], peer_address(head->peers[i]));
         if (peer_pid(head->peers[i]))
             json_object_set_new(duck, "pid", json_integer(peer_pid(head->peers[i])));
         json_array_append_new(ducks, duck);

@@ -75,11 +75,14 @@ def main():
         # The same with every comment taken away: each shown default must be a value the program takes.
         live = re.sub(r"^#(\[.+\]|[a-z_]+\s*=.*)$", r"\1", text, flags=re.M)
         if name == "fp9d":
-            # A duck elsewhere may be beyond what this version can do, but then it has to say so and not stumble over a key.
+            # TLS is the default and beyond what this version can do; it has to say so and not stumble over a key.
             live, _, duck = live.partition('[duck "NAME"]')
-            fleet = check_config(program, '[duck "NAME"]' + duck.replace("HOST:PORT", "127.0.0.1:7909"))
-            verdict.check(fleet.returncode == 0 or "this version runs local ducks only" in fleet.stderr,
-                          f'{path}: [duck "NAME"]: refused by --check-config: {fleet.stderr.strip()}')
+            duck = '[duck "NAME"]' + duck.replace("HOST:PORT", "127.0.0.1:7909")
+            fleet = check_config(program, duck)
+            verdict.check(fleet.returncode != 0 and "plaintext: this version has no TLS" in fleet.stderr,
+                          f'{path}: [duck "NAME"]: --check-config does not refuse a link without TLS: {fleet.stderr.strip()}')
+            fleet = check_config(program, duck.replace("plaintext = no", "plaintext = yes"))
+            verdict.check(fleet.returncode == 0, f'{path}: [duck "NAME"]: refused by --check-config: {fleet.stderr.strip()}')
         opened = check_config(program, live)
         verdict.check(opened.returncode == 0, f"{path} with its comments removed: refused by --check-config: {opened.stderr.strip()}")
         wrong = check_config(program, live + "\nno_such_key = 1\n")

@@ -85,6 +85,23 @@ static void every_key_is_taken(void **state)
     assert_int_equal(conf->grace_s, 0);
 }
 
+static void ducks_are_taken(void **state)
+{
+    (void)state;
+    _cleanup_(conf_freep) struct conf *conf = NULL;
+    struct err err = {0};
+    assert_int_equal(load("[duck \"kitchen\"]\naddress=kitchen:7909\nplaintext=yes\nspare=yes\n"
+                          "[duck \"attic\"]\naddress=[fd00::7]:1\nplaintext=yes\n",
+                          &conf, &err),
+                     0);
+    assert_int_equal(conf->duck_count, 2);
+    assert_string_equal(conf->ducks[0].name, "kitchen");
+    assert_string_equal(conf->ducks[0].address, "kitchen:7909");
+    assert_true(conf->ducks[0].spare);
+    assert_string_equal(conf->ducks[1].address, "[fd00::7]:1");
+    assert_false(conf->ducks[1].spare);
+}
+
 static void refusals_name_the_key(void **state)
 {
     (void)state;
@@ -106,7 +123,14 @@ static void refusals_name_the_key(void **state)
         {"[daemon]\nadmin_group=no-such-group-here\n", {"admin_group", "no-such-group-here"}},
         {"[daemon]\nmetrics_listen=127.0.0.1:1\n", {"metrics_listen", "this version"}},
         {"[fleet]\ndeadline_s=3\n", {"deadline_s", "this version"}},
-        {"[duck \"kitchen\"]\naddress=kitchen:7909\n", {"kitchen", "local ducks only"}},
+        {"[duck \"kitchen\"]\naddress=kitchen:7909\n", {"kitchen", "plaintext"}},
+        {"[duck \"kitchen\"]\naddress=kitchen:7909\nplaintext=yes\nkey_file=/etc/hosts\n", {"kitchen", "key_file"}},
+        {"[duck \"kitchen\"]\nplaintext=yes\n", {"kitchen", "address: is missing"}},
+        {"[duck \"kitchen\"]\naddress=kitchen\nplaintext=yes\n", {"kitchen", "HOST:PORT"}},
+        {"[duck \"kitchen\"]\naddress=kitchen:0\nplaintext=yes\n", {"kitchen", "1 to 65535"}},
+        {"[duck \"kitchen\"]\naddress=::1:7909\nplaintext=yes\n", {"kitchen", "brackets"}},
+        {"[duck \"a\"]\naddress=k:1\nplaintext=yes\n[duck \"b\"]\naddress=k:1\nplaintext=yes\n", {"\"b\"", "\"a\" already"}},
+        {"[duck \"a b\"]\naddress=k:1\nplaintext=yes\n", {"a b", "blanks"}},
         {"[duck \"\"]\naddress=kitchen:7909\n", {"duck", "unknown key"}},
         {"[daemon]\nsocket=/a\nsocket=/b\n", {"socket", "twice"}},
     };
@@ -123,10 +147,8 @@ static void refusals_name_the_key(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(empty_is_defaults),
-        cmocka_unit_test(shipped_is_defaults),
-        cmocka_unit_test(every_key_is_taken),
-        cmocka_unit_test(refusals_name_the_key),
+        cmocka_unit_test(empty_is_defaults), cmocka_unit_test(shipped_is_defaults),   cmocka_unit_test(every_key_is_taken),
+        cmocka_unit_test(ducks_are_taken),   cmocka_unit_test(refusals_name_the_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
