@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 KEYS = {"case", "variant", "chosen", "cache", "threads", "isa", "gparam_s", "gb_s", "read_gb_s", "of_read", "of_limit", "spread"}
+SMP_KEYS = {"case", "experts", "threads", "of_limit", "speedup", "imbalance"}
 HOT = ("--cache", "hot", "--rounds", "1")
 failures = 0
 
@@ -38,7 +39,7 @@ def figures(*arguments, cpu=None):
 
 def check_usage():
     expect_refused(2, "Usage")
-    expect_refused(2, "gemv, mlp or moe, not gemm", "gemm")
+    expect_refused(2, "gemv, mlp, moe or smp, not gemm", "gemm")
     expect_refused(2, "hot or cold", "gemv", "--cache", "warm")
     expect_refused(2, "--threads is a number", "gemv", "--threads", "0")
     expect_refused(2, "--threads is a number", "gemv", "--threads", "two")
@@ -58,8 +59,10 @@ def check_usage():
     expect_refused(2, "this build has: ref", "gemv", "--variant", "ref,")
     expect_refused(2, "unexpected argument extra", "gemv", "extra")
     expect_refused(2, "", "gemv", "--nonsense")
-    expect_refused(1, "there are gemv, mlp and moe", "smp")
-    expect_refused(1, "there are gemv, mlp and moe", "prefill", "--json")
+    expect_refused(1, "there are gemv, mlp, moe and smp", "prefill")
+    expect_refused(1, "there are gemv, mlp, moe and smp", "prefill", "--json")
+    expect_refused(2, "at most 64 for smp", "smp", "--threads", "65")
+    expect_refused(2, "--experts is a number from 1 to 16", "smp", "--experts", "17")
     expect("--case" in run("--help").stdout, "--help")
 
 
@@ -100,6 +103,16 @@ def check_the_check():
         expect_refused(1, f"{variant} computes 48x100 wrong: row 99 is ", *small, "--corrupt", variant)
 
 
+def check_smp():
+    """Both splits give the bits of one core (the program checks), whatever the number of experts and threads."""
+    for threads in ("1", "2", "3"):
+        rows = figures("smp", "--case", "40x100", *HOT, "--threads", threads)
+        expect([row["experts"] for row in rows] == [1, 2, 3, 5, 8], rows)
+        for row in rows:
+            expect(SMP_KEYS <= row.keys() and row["case"] == "40x100" and row["threads"] == int(threads), row)
+            expect(row["imbalance"] >= 1 and row["of_limit"] > 0 and row["speedup"] > 0 and row["slots_over_rows"] > 0, row)
+
+
 def check_memory():
     for kind in ("anon", "anon-huge", "memfd", "memfd-huge"):
         for row in figures("gemv", "--case", "64x256", "--rounds", "1", "--pool", "4M", "--variant", "ref", "--memory", kind):
@@ -111,6 +124,7 @@ check_usage()
 check_dispatch()
 check_figures()
 check_the_check()
+check_smp()
 check_memory()
 print(failures, "failures")
 sys.exit(1 if failures else 0)

@@ -5,6 +5,7 @@
 
 #include "tests/bench/options.h"
 #include "tests/bench/report.h"
+#include "tests/bench/smp.h"
 
 static int run_case(struct bench *bench, const struct options *options, const char *text, struct err *err)
 {
@@ -42,6 +43,29 @@ static int run(const struct options *options, struct err *err)
     return r;
 }
 
+static int run_smp(const struct options *options, struct err *err)
+{
+    bool all = options->text && strcmp(options->text, "all") == 0;
+    char name[64];
+    int r = 0;
+
+    variants_choose();
+    smp_report_begin(&options->settings);
+    for (size_t i = 0; r == 0; i++) {
+        const char *text = all ? case_named(CASE_MOE, i, name) : !options->text ? case_default(CASE_MOE, i) : i == 0 ? options->text : NULL;
+        struct bench_case what;
+
+        if (!text)
+            break;
+        r = case_init(&what, CASE_MOE, text, err);
+        if (r == 0)
+            r = smp_case(&what, options, err);
+    }
+    if (r == 0)
+        smp_report_end(&options->settings);
+    return r;
+}
+
 int main(int argc, char **argv)
 {
     struct options options;
@@ -50,7 +74,7 @@ int main(int argc, char **argv)
 
     if (!options_parse(argc, argv, &options, &status))
         return status;
-    if (kernels_select(getenv("FP9_CPU"), &err) < 0 || run(&options, &err) < 0) {
+    if (kernels_select(getenv("FP9_CPU"), &err) < 0 || (options.smp ? run_smp : run)(&options, &err) < 0) {
         fprintf(stderr, "fp9-bench: %s\n", err.message);
         return OPTIONS_EXIT_REFUSED;
     }

@@ -1,27 +1,31 @@
 #include "tests/bench/options.h"
 
 #include <getopt.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/phases.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
 #include "tests/bench/variant.h"
 
 static const char help[] =
-    "Usage: fp9-bench gemv|mlp|moe [--case NxK|NAME|all] [--cache hot|cold] [--threads N] [--variant V,...] [--json]\n"
+    "Usage: fp9-bench gemv|mlp|moe|smp [--case NxK|NAME|all] [--cache hot|cold] [--threads N] [--variant V,...] [--json]\n"
     "Measures fp9's kernels and others beside them and, in the same rounds, pure reads of the same bytes.\n"
     "\n"
     "  gemv  one matrix of N rows and K columns\n"
     "  mlp   one expert: gate, up and down of N neurons at hidden size K\n"
     "  moe   one token through 8 such experts, routed at random\n"
-    "  (smp and prefill: not in this version)\n"
+    "  smp   the same, all threads at one token, with 1, 2, 3, 5 and 8 experts\n"
+    "  (prefill: not in this version)\n"
     "\n"
     "  --case NxK|NAME|all  one shape instead of the usual ones, or all that have a name\n"
     "  --cache hot|cold     the same weights again and again, or (cold) a pool of 1 GiB at least and four times the last cache\n"
-    "  --threads N          each on its own part of the pool (1)\n"
+    "  --threads N          each on its own part of the pool (1); smp: all on the same experts (one a CPU)\n"
     "  --variant V,...      some of: ref, the tiers of this build, seed, raw8, openblas (all but ref)\n"
+    "  --experts N          smp: one number of them, 1 to 16\n"
     "  --memory KIND        anon, anon-huge, memfd or memfd-huge (anon-huge)\n"
     "  --subnormals SHARE   of the weights that are E4M3 subnormals (1e-4)\n"
     "  --rounds N           each measures everything once (9)\n"
@@ -56,6 +60,14 @@ static bool parse_number(const char *text, uint64_t high, uint32_t *ret_value)
         return false;
     *ret_value = (uint32_t)value;
     return true;
+}
+
+static uint32_t cpus(void)
+{
+    cpu_set_t set;
+    int count = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+
+    return count > PHASES_MEMBERS_MAX ? PHASES_MEMBERS_MAX : (uint32_t)count;
 }
 
 static bool parse_share(const char *text, double *ret_share)
@@ -104,6 +116,8 @@ static bool parse_option(int option, struct options *options, int *ret_status)
     case 't':
         return parse_number(optarg, SETTINGS_THREADS_MAX, &settings->threads) ||
                wrong(ret_status, "--threads", "a number from 1 to 256", optarg);
+    case 'e':
+        return parse_number(optarg, CASE_TOP_K_MAX, &options->experts) || wrong(ret_status, "--experts", "a number from 1 to 16", optarg);
     case 'r':
         return parse_number(optarg, SETTINGS_ROUNDS_MAX, &settings->rounds) ||
                wrong(ret_status, "--rounds", "a number from 1 to 99", optarg);
@@ -124,17 +138,12 @@ static bool parse_option(int option, struct options *options, int *ret_status)
 static bool parse_options(int argc, char **argv, struct options *options, int *ret_status)
 {
     static const struct option known[] = {
-        {"case", required_argument, NULL, 'c'},
-        {"cache", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'},
-        {"rounds", required_argument, NULL, 'r'},
-        {"variant", required_argument, NULL, 'v'},
-        {"memory", required_argument, NULL, 'm'},
-        {"subnormals", required_argument, NULL, 's'},
-        {"pool", required_argument, NULL, 'p'},
-        {"corrupt", required_argument, NULL, 'x'},
-        {"json", no_argument, NULL, 'j'},
-        {0},
+        {"case", required_argument, NULL, 'c'},    {"cache", required_argument, NULL, 'k'},
+        {"threads", required_argument, NULL, 't'}, {"experts", required_argument, NULL, 'e'},
+        {"rounds", required_argument, NULL, 'r'},  {"variant", required_argument, NULL, 'v'},
+        {"memory", required_argument, NULL, 'm'},  {"subnormals", required_argument, NULL, 's'},
+        {"pool", required_argument, NULL, 'p'},    {"corrupt", required_argument, NULL, 'x'},
+        {"json", no_argument, NULL, 'j'},          {0},
     };
     int option;
 
@@ -153,7 +162,7 @@ bool options_parse(int argc, char **argv, struct options *ret_options, int *ret_
 {
     static const char *const commands[] = {[CASE_GEMV] = "gemv", [CASE_MLP] = "mlp", [CASE_MOE] = "moe"};
     struct options options = {
-        .settings = {.cold = true, .threads = 1, .rounds = 9, .memory = MEMORY_ANON_HUGE, .subnormals = 1e-4},
+        .settings = {.cold = true, .rounds = 9, .memory = MEMORY_ANON_HUGE, .subnormals = 1e-4},
     };
     struct bench_case what;
     size_t kind = 0;
@@ -167,18 +176,25 @@ bool options_parse(int argc, char **argv, struct options *ret_options, int *ret_
         }
     if (argc < 2)
         return usage(ret_status);
-    if (strcmp(argv[1], "smp") == 0 || strcmp(argv[1], "prefill") == 0) {
-        fprintf(stderr, "fp9-bench: %s is not in this version; there are gemv, mlp and moe\n", argv[1]);
+    if (strcmp(argv[1], "prefill") == 0) {
+        fprintf(stderr, "fp9-bench: %s is not in this version; there are gemv, mlp, moe and smp\n", argv[1]);
         *ret_status = OPTIONS_EXIT_REFUSED;
         return false;
     }
-    while (kind < ARRAY_LENGTH(commands) && strcmp(argv[1], commands[kind]) != 0)
+    options.smp = strcmp(argv[1], "smp") == 0;
+    if (options.smp)
+        kind = CASE_MOE;
+    while (!options.smp && kind < ARRAY_LENGTH(commands) && strcmp(argv[1], commands[kind]) != 0)
         kind++;
     if (kind == ARRAY_LENGTH(commands))
-        return wrong(ret_status, "what to measure comes first: it", "gemv, mlp or moe", argv[1]);
+        return wrong(ret_status, "what to measure comes first: it", "gemv, mlp, moe or smp", argv[1]);
     options.kind = (enum case_kind)kind;
     if (!parse_options(argc - 1, argv + 1, &options, ret_status))
         return false;
+    if (options.settings.threads == 0)
+        options.settings.threads = options.smp ? cpus() : 1;
+    if (options.smp && options.settings.threads > PHASES_MEMBERS_MAX)
+        return wrong(ret_status, "--threads", "at most 64 for smp", "more");
     if (options.text && strcmp(options.text, "all") != 0 && case_init(&what, options.kind, options.text, &err) < 0) {
         fprintf(stderr, "fp9-bench: %s\n", err.message);
         *ret_status = OPTIONS_EXIT_USAGE;

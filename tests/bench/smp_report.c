@@ -1,0 +1,43 @@
+#include <stdio.h>
+
+#include "kernels/kernels.h"
+#include "tests/bench/smp.h"
+
+static bool any; /* a JSON object was printed */
+
+void smp_report_begin(const struct settings *settings)
+{
+    if (settings->json) {
+        putchar('[');
+        return;
+    }
+    printf("%s, %u thread%s, kernels %s, %u rounds, %s memory\n", settings->cold ? "cold" : "hot", settings->threads,
+           settings->threads == 1 ? "" : "s", kernels_variant_name(), settings->rounds, memory_kind_name(settings->memory));
+    printf("%-20s %8s %9s %8s %9s %8s %8s %10s %10s %7s\n", "case", "experts", "Gparam/s", "read", "of_limit", "speedup", "of_read",
+           "imbalance", "slots/rows", "spread");
+}
+
+void smp_report(const struct bench_case *what, const struct settings *settings, const struct smp_result *result)
+{
+    if (settings->json)
+        printf("%s\n {\"case\": \"%s\", \"experts\": %u, \"threads\": %u, \"cache\": \"%s\", \"variant\": \"%s\", \"of_limit\": %.4f, "
+               "\"speedup\": %.4f, \"read_speedup\": %.4f, \"of_read_speedup\": %.4f, \"imbalance\": %.6f, \"gparam_s\": %.4f, "
+               "\"read_gb_s\": %.4f, \"slots_over_rows\": %.4f, \"spread\": %.4f, \"pinned\": %s, \"rounds\": %u}",
+               any ? "," : "", what->name, result->experts, settings->threads, settings->cold ? "cold" : "hot", kernels_variant_name(),
+               result->of_limit, result->speedup, result->read_speedup, result->of_read_speedup, result->imbalance, result->gparam_s,
+               result->read_gb_s, result->slots_over_rows, result->spread, result->pinned ? "true" : "false", settings->rounds);
+    else
+        printf("%-20s %8u %9.2f %8.2f %9.3f %8.3f %8.3f %10.5f %10.3f %6.1f%%\n", what->name, result->experts, result->gparam_s,
+               result->read_gb_s, result->of_limit, result->speedup, result->of_read_speedup, result->imbalance, result->slots_over_rows,
+               100.0 * result->spread);
+    any = true;
+    fflush(stdout);
+}
+
+void smp_report_end(const struct settings *settings)
+{
+    if (settings->json)
+        puts("\n]");
+    else
+        puts("speedup: all threads over one; of_read: that over a pure read's own. Medians of interleaved rounds; spread: of of_limit.");
+}
