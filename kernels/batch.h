@@ -5,8 +5,8 @@
  * 4 KiB apart compete for the same lines of L1; a distance of an odd number of 64-byte lines is best.
  *
  * Within the kernels only (and their tests and bench). Callers have put the floating-point environment right (fpenv.h). A run may be cut
- * into any ranges of panels and the tokens into any ranges of tokens, in any order and on any threads, each with scratch of its own; but two
- * calls that add to the same y, in `batch_down`, add in the order of the calls, and within one call in the order of `tokens`.
+ * into any ranges of panels and the tokens into any ranges of tokens, on any threads, each with scratch of its own. What is added to one y
+ * is added in the order of the calls of batch_down, and within a call in the order of `tokens`.
  */
 #ifndef FP9_KERNELS_BATCH_H
 #define FP9_KERNELS_BATCH_H

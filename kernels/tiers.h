@@ -36,8 +36,24 @@ struct tiers_token {
     float *out;     /* h (32-byte aligned) or y; two tokens may have the same y: the first is added first */
 };
 
-/* Bytes of scratch of a batch: one segment of a panel as binary32, and the sums of some panels for a block of tokens. */
-#define TIERS_BATCH_SCRATCH (320 * 1024)
+/* The parts of a batch of tokens; batch.c puts them together. A segment's columns are decoded to raw[column][32]: raw values of 32 rows in
+ * an order of the tier's own; acc has the same order. raw, acc: 64-byte aligned. */
+struct tiers_gemm {
+    /* Whole groups; prefetches as many bytes from `next` on. */
+    void (*decode)(float *raw, const uint8_t *at, uint32_t groups, const uint8_t *next);
+    void (*decode_half_group)(float *raw, const uint8_t *at);
+    /* 8 rows of gate and 8 of up, where their tiles have rows 0-7; the other 16 are zero. */
+    void (*decode_half_panel)(float *raw, const uint8_t *at, uint32_t groups);
+
+    /* A segment of `columns` (a multiple of 8) columns, which begins with v[first]: acc[token][32] = fma(S, scale, acc). */
+    void (*multiply)(const float *raw, uint32_t columns, const float *scale, const struct tiers_token *token, uint32_t count, size_t first,
+                     float *acc);
+
+    /* The end of a panel: h into out[neuron ..], of 16 neurons or, of a half panel, 8; `rows` (1 .. 32) rows added to out[row ..], the
+     * tokens in their order. */
+    void (*gate_up)(const float *acc, const struct tiers_token *token, uint32_t count, size_t neuron, bool half);
+    void (*down)(const float *acc, const struct tiers_token *token, uint32_t count, size_t row, uint32_t rows);
+};
 
 struct tiers_ops {
     const char *name; /* of the tier */
@@ -55,6 +71,8 @@ struct tiers_ops {
     /* Sections 3 and 5: y[row] = fma(weight, r_row, y[row]) for `rows` rows, rows <= 32 * count; y is not touched beyond. */
     void (*down)(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows);
     void (*down_tokens)(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows);
+
+    const struct tiers_gemm *gemm; /* NULL: a batch is a number of passes */
 
     /* Packs a tile's whole groups (section 7): `rows` (1 .. 16) rows of `columns` codes, `stride` bytes apart, none of them NaN; `at` is
      * the first group's first byte, tile 0 or 1. Unused rows and columns become zero. */

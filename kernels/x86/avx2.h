@@ -19,6 +19,8 @@ void avx2_rm_down(const struct tiers_run *run, const float *v, float undo, float
 void avx2_rm_down_tokens(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows);
 void avx2_rm_half_panel(const struct tiers_run *run, const struct tiers_token *token, uint32_t count); /* gate and up of one */
 
+extern const struct tiers_gemm avx2_gemm;
+
 void avx2_pack_tile(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
 void avx2_pack_half_group(uint8_t *at, uint32_t tile, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);
 void avx2_pack_half_panel(uint8_t *at, uint32_t up, const uint8_t *codes, size_t stride, uint32_t rows, uint32_t columns);

@@ -12,6 +12,7 @@ const struct tiers_ops avx512_ops = {
     .gate_up_tokens = avx512_gate_up_tokens,
     .down = avx512_down,
     .down_tokens = avx512_down_tokens,
+    .gemm = &avx512_gemm,
     .pack_tile = avx2_pack_tile,
     .pack_half_group = avx2_pack_half_group,
     .pack_half_panel = avx2_pack_half_panel,

@@ -9,4 +9,6 @@ void avx512_gate_up_tokens(const struct tiers_run *run, const struct tiers_token
 void avx512_down(const struct tiers_run *run, const float *v, float undo, float weight, float *y, uint32_t rows);
 void avx512_down_tokens(const struct tiers_run *run, const struct tiers_token *token, uint32_t count, uint32_t rows);
 
+extern const struct tiers_gemm avx512_gemm;
+
 #endif
