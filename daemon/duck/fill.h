@@ -23,6 +23,8 @@ bool fills_active(const struct fills *fills);
 int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err);
 /* Rows, each exactly once. 0 also for a request that is being ignored. */
 int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct err *err);
+/* What the rows come from. 0 also for a request that is being ignored. */
+int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DIGEST_SIZE], struct err *err);
 /* 1 and the finished slot; 0 for an ignored request; negative, naming what is missing. */
 int fill_end(struct fills *fills, uint64_t request, struct msg_slot *ret_slot, struct err *err);
 /* Drops the fills of a model (NULL: all). Their requests, *ret_count of them, are to be answered with FAIL; they are ignored from here

@@ -7,6 +7,7 @@
 #include "daemon/duck/fill.h"
 #include "daemon/duck/session.h"
 #include "daemon/duck/steps.h"
+#include "daemon/duck/verify.h"
 #include "proto/base/log.h"
 #include "proto/wire/msg_hello.h"
 
@@ -33,6 +34,7 @@ struct link {
         uint64_t request, freed;
     } drops[DROPS_WAITING_MAX];
     size_t drop_count;
+    struct verify *verify; /* owned; posted slots are pinned */
 };
 
 int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exec, struct buf *out, struct link **ret_link, struct err *err)
@@ -45,6 +47,8 @@ int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exe
     link->exec = exec;
     link->out = out;
     int r = fills_new(wbuf, &link->fills, err);
+    if (r == 0)
+        r = verify_new(&link->verify, err);
     if (r < 0)
         return r;
     *ret_link = STEAL(link);
@@ -55,6 +59,13 @@ void link_free(struct link *link)
 {
     if (!link)
         return;
+    if (link->verify) {
+        uint32_t slot;
+        verify_stop(link->verify);
+        while (verify_left(link->verify, &slot))
+            wbuf_unpin(link->wbuf, slot);
+        verify_free(link->verify);
+    }
     fills_free(link->fills);
     for (int i = 0; i < EXEC_PLACES; i++) {
         if (!link->running[i].step)
@@ -117,7 +128,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH,
+        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -178,6 +189,17 @@ static int on_prepare_data(struct link *link, const struct frame *frame, struct 
         return r;
     struct err why;
     r = fill_data(link->fills, frame->request, &data, &why);
+    return r < 0 ? fail(link, frame->request, &why, err) : 0;
+}
+
+static int on_prepare_sources(struct link *link, const struct frame *frame, struct err *err)
+{
+    uint8_t sources[DIGEST_SIZE];
+    int r = msg_prepare_sources_decode(frame, sources, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    r = fill_sources(link->fills, frame->request, sources, &why);
     return r < 0 ? fail(link, frame->request, &why, err) : 0;
 }
 
@@ -251,6 +273,93 @@ static int answer_drops(struct link *link, struct err *err)
         r = sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
     link->drop_count = 0;
     return r;
+}
+
+/* ---- what is done to finished slots ------------------------------------------------------------- */
+
+static int no_slot(uint32_t layer, const uint8_t key[DIGEST_SIZE], const char *but, struct err *why)
+{
+    char hex[DIGEST_HEX_SIZE];
+    digest_hex(key, hex);
+    err_set(why, -ESTALE, ERR_CACHE_STALE, "layer %u of model %.12s has no finished slot here%s", layer, hex, but);
+    err_value_int(why, "layer", layer);
+    return -ESTALE;
+}
+
+static int rekey(struct link *link, const struct msg_rekey *words, uint32_t *ret_slot, struct err *why)
+{
+    uint32_t from = wbuf_find(link->wbuf, words->from, words->layer), to = wbuf_find(link->wbuf, words->to, words->layer);
+    if (to != WBUF_NONE) { /* another load of the same weights was first */
+        if (memcmp(wbuf_describe(link->wbuf, to).sources, words->sources, DIGEST_SIZE) != 0)
+            return no_slot(words->layer, words->to, " from these sources", why);
+        if (from != WBUF_NONE && from != to)
+            wbuf_drop(link->wbuf, from);
+        *ret_slot = to;
+        return 0;
+    }
+    if (from == WBUF_NONE)
+        return no_slot(words->layer, words->from, "", why);
+    if (memcmp(wbuf_describe(link->wbuf, from).sources, words->sources, DIGEST_SIZE) != 0)
+        return no_slot(words->layer, words->from, " from these sources", why);
+    wbuf_rekey(link->wbuf, from, words->to);
+    *ret_slot = from;
+    return 0;
+}
+
+static int on_rekey(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_rekey words;
+    int r = msg_rekey_decode(frame, &words, err);
+    if (r < 0)
+        return r;
+    struct err why;
+    uint32_t slot;
+    if (rekey(link, &words, &slot, &why) < 0)
+        return fail(link, frame->request, &why, err);
+    const struct msg_slot done = wbuf_describe(link->wbuf, slot);
+    return sent(msg_slot_done_encode(link->out, frame->request, &done), err);
+}
+
+static int on_verify(struct link *link, const struct frame *frame, struct err *err)
+{
+    struct msg_verify words;
+    int r = msg_verify_decode(frame, &words, err);
+    if (r < 0)
+        return r;
+    uint32_t slot = wbuf_find(link->wbuf, words.model_key, words.layer);
+    const struct msg_verified absent = {.verdict = MSG_VERDICT_ABSENT, .expert = WBUF_PART_UNKNOWN};
+    if (slot == WBUF_NONE)
+        return sent(msg_verified_encode(link->out, frame->request, &absent), err);
+    const struct wbuf_sums sums = wbuf_sums(link->wbuf, slot);
+    struct err why;
+    r = verify_post(link->verify, frame->request, slot, &words, &sums, &why);
+    if (r < 0)
+        return fail(link, frame->request, &why, err);
+    wbuf_pin(link->wbuf, slot);
+    return 0;
+}
+
+int link_verify_fd(const struct link *link)
+{
+    return verify_event_fd(link->verify);
+}
+
+int link_verify_event(struct link *link, struct err *err)
+{
+    struct verify_result result;
+    int r = 0;
+    while (r == 0 && verify_take(link->verify, &result)) {
+        if (wbuf_is_doomed(link->wbuf, result.slot)) {
+            result.found = (struct msg_verified){.verdict = MSG_VERDICT_ABSENT, .expert = WBUF_PART_UNKNOWN};
+        } else if (result.found.verdict == MSG_VERDICT_BAD) {
+            log_error("cache", "layer %u: its %" PRIu64 " bytes are not those that were finished: the slot is given up", result.words.layer,
+                      result.found.bytes);
+            wbuf_drop(link->wbuf, result.slot);
+        }
+        wbuf_unpin(link->wbuf, result.slot);
+        r = sent(msg_verified_encode(link->out, result.request, &result.found), err);
+    }
+    return r == 0 ? answer_drops(link, err) : r;
 }
 
 /* ---- sessions and steps ------------------------------------------------------------------------- */
@@ -468,6 +577,9 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_SLOTS_GET: return on_slots_get(link, frame, err);
     case WIRE_PREPARE_BEGIN: return on_prepare_begin(link, frame, err);
     case WIRE_PREPARE_DATA: return on_prepare_data(link, frame, err);
+    case WIRE_PREPARE_SOURCES: return on_prepare_sources(link, frame, err);
+    case WIRE_REKEY: return on_rekey(link, frame, err);
+    case WIRE_VERIFY: return on_verify(link, frame, err);
     case WIRE_PREPARE_END: return on_prepare_end(link, frame, err);
     case WIRE_PREPARE_ABORT: return on_prepare_abort(link, frame, err);
     case WIRE_DROP: return on_drop(link, frame, err);
@@ -484,6 +596,7 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_SLOTS:
     case WIRE_SLOT_DONE:
     case WIRE_DROPPED:
+    case WIRE_VERIFIED:
     case WIRE_SESSION_OPENED:
     case WIRE_SESSION_CLOSED:
     case WIRE_STEP_DONE: break;

@@ -30,6 +30,9 @@ int link_frame(struct link *link, const struct frame *frame, struct err *err);
 /* After exec's eventfd fired: answers the steps that are through and starts the next ones. Negative as above. Once exec is broken nothing
  * is started, and the link must neither take another frame nor be freed. */
 int link_exec_event(struct link *link, struct err *err);
+/* Readable when a VERIFY is through: then link_verify_event answers it. Negative as above. */
+int link_verify_fd(const struct link *link);
+int link_verify_event(struct link *link, struct err *err);
 /* True once HELLO was exchanged. */
 bool link_greeted(const struct link *link);
 /* Who is at the other end, as in "fp9d 0.1.0 of HOST"; "" before HELLO. */

@@ -13,7 +13,7 @@
 #define OUT_HIGH (64u * 1024 * 1024) /* a peer that does not read its answers is not read either */
 #define LAST_WORDS_MS 1000           /* for a FAIL to leave before the link is closed */
 
-enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_BESIDE, AT_COUNT };
+enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_BESIDE, AT_VERIFY, AT_COUNT };
 
 struct loop {
     struct transport *transport;      /* borrowed */
@@ -117,6 +117,7 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         [AT_LINK] = {.fd = loop->transport->fd(loop->transport), .events = loop->transport->events(loop->transport, want_write)},
         [AT_EXEC] = {.fd = exec_event_fd(loop->exec), .events = POLLIN},
         [AT_SIGNAL] = {.fd = signal_fd, .events = POLLIN},
+        [AT_VERIFY] = {.fd = link_verify_fd(loop->link), .events = POLLIN},
         [AT_BESIDE] = {.fd = loop->beside ? loop->beside->fd : -1, .events = POLLIN},
     };
     bool full = loop->out.buf.length - loop->out.sent > OUT_HIGH;
@@ -140,6 +141,8 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         r = link_exec_event(loop->link, err);
     if (exec_broken(loop->exec))
         end_broken(loop, exec_broken(loop->exec));
+    if (r == 0 && wait[AT_VERIFY].revents & POLLIN)
+        r = link_verify_event(loop->link, err);
     /* Results leave before more work is read in. */
     if (r == 0)
         r = transport_flush(loop->transport, &loop->out, err);

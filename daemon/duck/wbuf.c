@@ -17,7 +17,7 @@
 struct aux {
     struct geometry geometry; /* valid while the slot is in use */
     uint32_t pins;
-    bool doomed; /* dropped while pinned: [offset, offset + bytes) is still in use */
+    bool doomed; /* dropped while pinned: [offset, offset + bytes) is still in use, the parts' checksums with it */
     uint64_t offset, bytes;
 };
 
@@ -38,7 +38,8 @@ static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
 
 static uint64_t slot_pages(const struct wbuf *wbuf, uint32_t slot)
 {
-    return size_round_up(wbuf->aux[slot].doomed ? wbuf->aux[slot].bytes : wbuf->header->slots[slot].bytes, WBUF_SLOT_ALIGN);
+    const struct aux *aux = &wbuf->aux[slot];
+    return size_round_up(aux->doomed ? aux->bytes : wbuf_format_span(&wbuf->header->slots[slot]), WBUF_SLOT_ALIGN);
 }
 
 static void order_insert(struct wbuf *wbuf, uint32_t slot)
@@ -145,7 +146,7 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
         wbuf->aux[i].geometry = geometries[i];
         order_insert(wbuf, i);
         /* Pages are there already unless somebody punched them; then they must not be missing at the first read. */
-        r = take_pages(wbuf->fd, slot->offset, slot->bytes, err);
+        r = take_pages(wbuf->fd, slot->offset, wbuf_format_span(slot), err);
         if (r < 0)
             return r;
     }
@@ -376,18 +377,20 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
     if (r < 0)
         return r;
     uint64_t offset, largest = 0;
+    const struct wbuf_slot shape = {.bytes = geometry.bytes, .experts = words->experts, .has_shared = words->has_shared};
+    uint64_t pages = size_round_up(wbuf_format_span(&shape), WBUF_SLOT_ALIGN);
     if (geometry.bytes > wbuf->size)
         return no_room(wbuf, geometry.bytes, wbuf_capacity(wbuf) - wbuf_used(wbuf), err);
-    if (!first_fit(wbuf, size_round_up(geometry.bytes, WBUF_SLOT_ALIGN), &offset, &largest))
+    if (!first_fit(wbuf, pages, &offset, &largest))
         return no_room(wbuf, geometry.bytes, largest, err);
     uint32_t i = 0;
     while (i < WBUF_SLOTS_MAX && (wbuf->header->slots[i].state != 0 || wbuf->aux[i].doomed))
         i++;
     if (i == WBUF_SLOTS_MAX)
         return err_set(err, -ENOSPC, ERR_NO_MEMORY, "weight buffer: all %d slots are in use", WBUF_SLOTS_MAX);
-    r = take_pages(wbuf->fd, offset, geometry.bytes, err);
+    r = take_pages(wbuf->fd, offset, wbuf_format_span(&shape), err);
     if (r < 0) {
-        give_back(wbuf, offset, size_round_up(geometry.bytes, WBUF_SLOT_ALIGN));
+        give_back(wbuf, offset, pages);
         return r;
     }
     struct wbuf_slot *slot = &wbuf->header->slots[i];
@@ -415,9 +418,55 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
     return 0;
 }
 
+void wbuf_set_sources(struct wbuf *wbuf, uint32_t i, const uint8_t sources[DIGEST_SIZE])
+{
+    memcpy(wbuf->header->slots[i].sources, sources, DIGEST_SIZE);
+}
+
+struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
+{
+    const struct wbuf_slot *slot = &wbuf->header->slots[i];
+    const struct geometry *geometry = &wbuf->aux[i].geometry;
+    const uint8_t *data = wbuf_data(wbuf, i);
+    return (struct wbuf_sums){
+        .data = data,
+        .bytes = slot->bytes,
+        .checksum = slot->checksum,
+        .parts = wbuf_format_parts(slot),
+        .part_sums = (const uint64_t *)(const void *)(data + size_round_up(slot->bytes, sizeof(uint64_t))),
+        .part_bytes = geometry->layout.expert_bytes,
+        .shared_offset = geometry->shared_offset,
+        .shared_bytes = geometry->has_shared ? geometry->shared.expert_bytes : 0,
+        .moe = slot->kind == MSG_SLOT_MOE,
+        .has_shared = geometry->has_shared,
+    };
+}
+
+static void sum_parts(struct wbuf *wbuf, uint32_t i)
+{
+    struct wbuf_sums sums = wbuf_sums(wbuf, i);
+    uint64_t *to = (uint64_t *)(void *)(wbuf_data(wbuf, i) + size_round_up(sums.bytes, sizeof(uint64_t)));
+    for (uint32_t part = 0; part < sums.parts; part++) {
+        bool shared = sums.has_shared && part + 1 == sums.parts;
+        to[part] = digest_checksum(sums.data + (shared ? sums.shared_offset : part * sums.part_bytes),
+                                   shared ? sums.shared_bytes : sums.part_bytes);
+    }
+}
+
+void wbuf_rekey(struct wbuf *wbuf, uint32_t i, const uint8_t model_key[DIGEST_SIZE])
+{
+    struct wbuf_slot *slot = &wbuf->header->slots[i];
+    __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* nothing of what follows may be written before */
+    memcpy(slot->model_key, model_key, DIGEST_SIZE);
+    __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
+    __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
+}
+
 void wbuf_finish(struct wbuf *wbuf, uint32_t i)
 {
     struct wbuf_slot *slot = &wbuf->header->slots[i];
+    sum_parts(wbuf, i);
     slot->checksum = digest_checksum(wbuf_data(wbuf, i), slot->bytes);
     /* A process killed between these two stores leaves a slot in state FILLING: dropped, as it must be. */
     __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
@@ -430,7 +479,7 @@ uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t i)
     struct aux *aux = &wbuf->aux[i];
     if (slot->state == 0)
         return 0;
-    uint64_t offset = slot->offset, bytes = slot->bytes, pages = size_round_up(bytes, WBUF_SLOT_ALIGN);
+    uint64_t offset = slot->offset, bytes = wbuf_format_span(slot), pages = size_round_up(bytes, WBUF_SLOT_ALIGN);
     if (!aux->pins)
         order_remove(wbuf, i);
     __atomic_store_n(&slot->state, 0, __ATOMIC_RELEASE);
@@ -458,6 +507,11 @@ void wbuf_unpin(struct wbuf *wbuf, uint32_t slot)
     order_remove(wbuf, slot);
     give_back(wbuf, aux->offset, size_round_up(aux->bytes, WBUF_SLOT_ALIGN));
     aux->doomed = false;
+}
+
+bool wbuf_is_doomed(const struct wbuf *wbuf, uint32_t slot)
+{
+    return wbuf->aux[slot].doomed;
 }
 
 uint32_t wbuf_doomed(const struct wbuf *wbuf)

@@ -44,8 +44,12 @@ uint64_t wbuf_used(const struct wbuf *wbuf);     /* whole pages of slots, droppe
 
 /* A slot in the state FILLING. NO_MEMORY "needs X, has Y" when no range is free, the table is full or the system has no pages. */
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
+/* Of a FILLING slot: what it is being prepared from. */
+void wbuf_set_sources(struct wbuf *wbuf, uint32_t slot, const uint8_t sources[DIGEST_SIZE]);
 /* Checksums the bytes and sets the finish flag. */
 void wbuf_finish(struct wbuf *wbuf, uint32_t slot);
+/* A finished slot goes under another model key; its bytes and checksums stay. A process killed in the middle leaves it unfinished. */
+void wbuf_rekey(struct wbuf *wbuf, uint32_t slot, const uint8_t model_key[DIGEST_SIZE]);
 /* Frees a slot in any state; its memory at once, or when the last pin goes. Returns the bytes that will be free. */
 uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t slot);
 
@@ -62,10 +66,26 @@ const struct geometry *wbuf_geometry(const struct wbuf *wbuf, uint32_t slot);
 struct msg_prepare_begin wbuf_words(const struct wbuf *wbuf, uint32_t slot);
 struct msg_slot wbuf_describe(const struct wbuf *wbuf, uint32_t slot);
 
+/* What a slot in use should hold, and where: parts are its routed experts, then the shared one; one for a dense layer. */
+#define WBUF_PART_DENSE (-1)
+#define WBUF_PART_SHARED (-2)
+#define WBUF_PART_UNKNOWN (-3)
+struct wbuf_sums {
+    const uint8_t *data;
+    uint64_t bytes, checksum;
+    uint32_t parts;
+    const uint64_t *part_sums; /* [parts], XXH3-64 each */
+    uint64_t part_bytes;       /* of one routed expert or of the dense MLP, from the front */
+    uint64_t shared_offset, shared_bytes;
+    bool moe, has_shared;
+};
+struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
+
 /* While pinned a slot's bytes stay where they are, dropped or not. */
 void wbuf_pin(struct wbuf *wbuf, uint32_t slot);
 void wbuf_unpin(struct wbuf *wbuf, uint32_t slot);
 /* Dropped slots whose memory waits for a pin. */
 uint32_t wbuf_doomed(const struct wbuf *wbuf);
+bool wbuf_is_doomed(const struct wbuf *wbuf, uint32_t slot);
 
 #endif

@@ -8,6 +8,16 @@
 
 #include "proto/base/size.h"
 
+uint32_t wbuf_format_parts(const struct wbuf_slot *slot)
+{
+    return slot->experts + (slot->has_shared != 0);
+}
+
+uint64_t wbuf_format_span(const struct wbuf_slot *slot)
+{
+    return size_round_up(slot->bytes, sizeof(uint64_t)) + (uint64_t)wbuf_format_parts(slot) * sizeof(uint64_t);
+}
+
 uint64_t wbuf_format_finish(const struct wbuf_slot *slot)
 {
     struct wbuf_slot copy = *slot;
@@ -81,7 +91,8 @@ static int check_finished(const struct wbuf_slot *slot, uint32_t i, uint64_t siz
         return BAD("slot %u: %.400s", i, err ? err->message : "");
     if (slot->bytes != ret_geometry->bytes)
         return BAD("slot %u: %" PRIu64 " bytes, its geometry needs %" PRIu64, i, slot->bytes, ret_geometry->bytes);
-    if (slot->offset < WBUF_DATA_OFFSET || slot->offset % WBUF_SLOT_ALIGN || slot->offset > size || slot->bytes > size - slot->offset)
+    if (slot->offset < WBUF_DATA_OFFSET || slot->offset % WBUF_SLOT_ALIGN || slot->offset > size ||
+        wbuf_format_span(slot) > size - slot->offset)
         return BAD("slot %u: %" PRIu64 " bytes at %" PRIu64 " do not lie in a file of %" PRIu64, i, slot->bytes, slot->offset, size);
     return 0;
 }
@@ -106,7 +117,7 @@ static int check_overlap(const struct wbuf_header *header, struct err *err)
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
         const struct wbuf_slot *slot = &header->slots[i];
         if (slot->state == MSG_SLOT_FINISHED)
-            ranges[count++] = (struct range){slot->offset, slot->offset + size_round_up(slot->bytes, WBUF_SLOT_ALIGN), i};
+            ranges[count++] = (struct range){slot->offset, slot->offset + size_round_up(wbuf_format_span(slot), WBUF_SLOT_ALIGN), i};
     }
     qsort(ranges, count, sizeof *ranges, by_begin);
     for (size_t i = 1; i < count; i++)

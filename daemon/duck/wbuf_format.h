@@ -7,7 +7,7 @@
 #include "daemon/duck/wbuf.h"
 
 #define WBUF_MAGIC UINT64_C(0x66756277396b7066)
-#define WBUF_VERSION 1 /* of this header */
+#define WBUF_VERSION 2 /* of this header; 2: checksums of a slot's parts behind its bytes */
 #define WBUF_DATA_OFFSET (UINT64_C(1) << 20)
 
 struct wbuf_slot {
@@ -39,6 +39,12 @@ struct wbuf_header {
 };
 
 _Static_assert(sizeof(struct wbuf_header) <= WBUF_DATA_OFFSET, "slots begin after the header");
+
+/* Parts of a slot: the dense MLP, or its routed experts and then the shared one. Behind the slot's bytes stands the XXH3-64 of each, so that
+ * a wrong bit can be told apart from its neighbours; the slot's own checksum does not cover them. */
+uint32_t wbuf_format_parts(const struct wbuf_slot *slot);
+/* Bytes that a slot takes: its data and its parts' checksums. */
+uint64_t wbuf_format_span(const struct wbuf_slot *slot);
 
 /* The finish flag a slot should carry: never 0. */
 uint64_t wbuf_format_finish(const struct wbuf_slot *slot);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "proto/wire/msg_cache.h"
 #include "proto/wire/msg_hello.h"
 #include "proto/wire/msg_prepare.h"
 #include "proto/wire/msg_step.h"
@@ -97,6 +98,47 @@ static int slot_done(const struct frame *frame, char *text, size_t size, struct 
     return r;
 }
 
+static int sources(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    uint8_t digest[DIGEST_SIZE];
+    char hex[DIGEST_HEX_SIZE];
+    int r = msg_prepare_sources_decode(frame, digest, err);
+    if (r == 0)
+        snprintf(text, size, "sources %s", short_key(digest, hex));
+    return r;
+}
+
+static int rekey(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    struct msg_rekey m;
+    char from[DIGEST_HEX_SIZE], to[DIGEST_HEX_SIZE];
+    int r = msg_rekey_decode(frame, &m, err);
+    if (r == 0)
+        snprintf(text, size, "layer %u model %s to %s", m.layer, short_key(m.from, from), short_key(m.to, to));
+    return r;
+}
+
+static int verify(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    struct msg_verify m;
+    char key[DIGEST_HEX_SIZE];
+    int r = msg_verify_decode(frame, &m, err);
+    if (r == 0)
+        snprintf(text, size, "model %s layer %u%s", short_key(m.model_key, key), m.layer, m.expected_given ? " against the checkpoint" : "");
+    return r;
+}
+
+static int verified(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    static const char *const verdicts[] = {"good", "bad", "differs", "absent"};
+    struct msg_verified m;
+    int r = msg_verified_decode(frame, &m, err);
+    if (r == 0)
+        snprintf(text, size, "%s bytes %" PRIu64 " checksum %016" PRIx64 " expert %d", verdicts[m.verdict], m.bytes, m.checksum,
+                 (int)m.expert);
+    return r;
+}
+
 static int drop(const struct frame *frame, char *text, size_t size, struct err *err)
 {
     struct msg_drop m;
@@ -179,6 +221,10 @@ static int describe(const struct frame *frame, char *text, size_t size, struct e
     case WIRE_SLOT_DONE: return slot_done(frame, text, size, err);
     case WIRE_DROP: return drop(frame, text, size, err);
     case WIRE_DROPPED: return dropped(frame, text, size, err);
+    case WIRE_PREPARE_SOURCES: return sources(frame, text, size, err);
+    case WIRE_REKEY: return rekey(frame, text, size, err);
+    case WIRE_VERIFY: return verify(frame, text, size, err);
+    case WIRE_VERIFIED: return verified(frame, text, size, err);
     case WIRE_SESSION_OPEN: return session_open(frame, text, size, err);
     case WIRE_SESSION_OPENED:
     case WIRE_SESSION_CLOSE:

@@ -138,6 +138,27 @@ int msg_empty_decode(const struct frame *frame, struct err *err)
     return codec_reader_end(&r);
 }
 
+int msg_prepare_sources_encode(struct buf *buf, uint64_t request, const uint8_t sources[DIGEST_SIZE])
+{
+    struct codec_writer w;
+    int r = codec_begin(&w, buf, WIRE_PREPARE_SOURCES, request, DIGEST_SIZE);
+    if (r < 0)
+        return r;
+    bytes_write_copy(&w.payload, sources, DIGEST_SIZE);
+    return codec_end(&w);
+}
+
+int msg_prepare_sources_decode(const struct frame *frame, uint8_t ret_sources[DIGEST_SIZE], struct err *err)
+{
+    struct codec_reader r = codec_reader_init(frame, WIRE_PREPARE_SOURCES, err);
+    uint8_t sources[DIGEST_SIZE];
+    bytes_read_copy(&r.payload, sources, DIGEST_SIZE);
+    int code = codec_reader_end(&r);
+    if (code == 0)
+        memcpy(ret_sources, sources, DIGEST_SIZE);
+    return code;
+}
+
 static void slot_write(struct bytes_writer *w, const struct msg_slot *slot)
 {
     bytes_write_copy(w, slot->model_key, DIGEST_SIZE);

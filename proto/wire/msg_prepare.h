@@ -1,4 +1,5 @@
-/* PREPARE_BEGIN, PREPARE_DATA, PREPARE_END, PREPARE_ABORT, SLOT_DONE, DROP, DROPPED, SLOTS_GET, SLOTS. */
+/* PREPARE_BEGIN, PREPARE_DATA, PREPARE_SOURCES, PREPARE_END, PREPARE_ABORT, SLOT_DONE, DROP, DROPPED, SLOTS_GET, SLOTS. What is done to
+ * finished slots is in msg_cache.h. */
 #ifndef FP9_WIRE_MSG_PREPARE_H
 #define FP9_WIRE_MSG_PREPARE_H
 
@@ -73,6 +74,8 @@ int msg_prepare_data_decode(const struct frame *frame, struct msg_prepare_data *
 /* PREPARE_END, PREPARE_ABORT, SLOTS_GET have no payload. */
 int msg_empty_encode(struct buf *buf, enum wire_type type, uint64_t request);
 int msg_empty_decode(const struct frame *frame, struct err *err); /* refuses left-over bytes */
+int msg_prepare_sources_encode(struct buf *buf, uint64_t request, const uint8_t sources[DIGEST_SIZE]);
+int msg_prepare_sources_decode(const struct frame *frame, uint8_t ret_sources[DIGEST_SIZE], struct err *err);
 int msg_slot_done_encode(struct buf *buf, uint64_t request, const struct msg_slot *msg);
 int msg_slot_done_decode(const struct frame *frame, struct msg_slot *ret_msg, struct err *err);
 int msg_drop_encode(struct buf *buf, uint64_t request, const struct msg_drop *msg);

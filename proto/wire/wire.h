@@ -11,12 +11,18 @@
  *
  *   PREPARE_BEGIN  (request r)     ->                       one slot: geometry of one layer on this rank
  *   PREPARE_DATA   (request r)     ->  ...                  rows of one matrix of one expert, any order
+ *   PREPARE_SOURCES (request r)    ->                       the digest of what the rows came from, any time before END
  *   PREPARE_END    (request r)     ->
  *                                  <-      SLOT_DONE (r)    finish flag is set, checksum
  *                                          or FAIL (r) at any point: the slot is dropped, later frames of r are ignored
  *   PREPARE_ABORT  (request r)     ->                       the slot is dropped; no answer
  *   DROP           (request r)     ->
  *                                  <-      DROPPED (r)
+ *
+ *   REKEY          (request r)     ->                       a finished slot goes under another model key, its bytes stay
+ *                                  <-      SLOT_DONE (r) or FAIL (r)
+ *   VERIFY         (request r)     ->                       one slot's checksums computed again, beside running steps
+ *                                  <-      VERIFIED (r)     a bad slot is finished no more
  *
  *   SESSION_OPEN   (request r)     ->
  *                                  <-      SESSION_OPENED (r) or FAIL (r)
@@ -41,11 +47,12 @@
 
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
-#define WIRE_VERSION_MINOR 1 /* 1: WIRE_FEATURE_BATCH */
+#define WIRE_VERSION_MINOR 2 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE */
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
 #define WIRE_FEATURE_BATCH (UINT64_C(1) << 0) /* the duck takes STEPs with `batch` set */
+#define WIRE_FEATURE_CACHE (UINT64_C(1) << 1) /* the duck takes PREPARE_SOURCES, REKEY and VERIFY; fp9d refuses one that does not */
 
 enum wire_type {
     WIRE_HELLO = 1,
@@ -62,6 +69,10 @@ enum wire_type {
     WIRE_SLOT_DONE = 20,
     WIRE_DROP = 21,
     WIRE_DROPPED = 22,
+    WIRE_PREPARE_SOURCES = 23,
+    WIRE_REKEY = 24,
+    WIRE_VERIFY = 25,
+    WIRE_VERIFIED = 26,
     WIRE_SESSION_OPEN = 32,
     WIRE_SESSION_OPENED = 33,
     WIRE_SESSION_CLOSE = 34,

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/duck/verify.h"
 #include "daemon/duck/wbuf_format.h"
 #include "proto/base/size.h"
 #include "tests/unit/duck/model.h"
@@ -142,6 +143,62 @@ static void test_reuse_and_capacity(void **state)
     close(fd);
 }
 
+/* A slot under another key is the same slot; its parts are told apart; a rekey that was cut leaves no slot. */
+static void test_rekey_and_parts(void **state)
+{
+    (void)state;
+    char note[WBUF_NOTE_MAX];
+    int fd = memfd(SIZE);
+    struct wbuf *wbuf = open_copy(fd, note);
+    uint32_t slot = add(wbuf, 1, false, 7);
+    const uint8_t sources[DIGEST_SIZE] = {1, 2, 3}, key[DIGEST_SIZE] = {9, 9}, old[DIGEST_SIZE] = {0};
+    wbuf_set_sources(wbuf, slot, sources);
+    wbuf_finish(wbuf, slot);
+    struct msg_slot before = wbuf_describe(wbuf, slot);
+    wbuf_rekey(wbuf, slot, key);
+    assert_int_equal(wbuf_find(wbuf, before.model_key, 1), WBUF_NONE);
+    wbuf_free(wbuf);
+
+    wbuf = open_copy(fd, note);
+    assert_int_equal(wbuf_find(wbuf, key, 1), slot);
+    struct msg_slot after = wbuf_describe(wbuf, slot);
+    assert_int_equal(after.checksum, before.checksum);
+    assert_memory_equal(after.sources, sources, DIGEST_SIZE);
+    assert_memory_not_equal(after.model_key, old, DIGEST_SIZE);
+
+    struct wbuf_sums sums = wbuf_sums(wbuf, slot);
+    struct msg_verify words = {0};
+    struct msg_verified found;
+    _Atomic bool stop = false;
+    verify_sums(&sums, &words, &stop, &found);
+    assert_int_equal(found.verdict, MSG_VERDICT_GOOD);
+    words = (struct msg_verify){.expected_given = true, .expected = before.checksum + 1};
+    verify_sums(&sums, &words, &stop, &found);
+    assert_int_equal(found.verdict, MSG_VERDICT_DIFFERS);
+    for (uint32_t part = 0; part < sums.parts; part++) {
+        bool shared = sums.has_shared && part + 1 == sums.parts;
+        uint8_t *at = wbuf_data(wbuf, slot) + (shared ? sums.shared_offset + sums.shared_bytes - 1 : part * sums.part_bytes);
+        *at ^= 0x10;
+        verify_sums(&sums, &words, &stop, &found);
+        assert_int_equal(found.verdict, MSG_VERDICT_BAD);
+        assert_int_equal(found.expert, shared ? WBUF_PART_SHARED : (int32_t)part);
+        assert_int_equal(found.parts, 1);
+        *at ^= 0x10;
+    }
+    wbuf_free(wbuf);
+
+    /* Killed between the first store of a rekey and its last. */
+    struct wbuf_header *header = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(header, MAP_FAILED);
+    header->slots[slot].state = MSG_SLOT_FILLING;
+    munmap(header, SIZE);
+    wbuf = open_copy(fd, note);
+    assert_int_equal(wbuf_find_any(wbuf, key, 1), WBUF_NONE);
+    assert_non_null(strstr(note, "1 unfinished ones dropped"));
+    wbuf_free(wbuf);
+    close(fd);
+}
+
 static void test_random_allocation(void **state)
 {
     (void)state;
@@ -177,7 +234,7 @@ static void test_random_allocation(void **state)
         uint64_t used = 0;
         for (size_t i = 0; i < count; i++) {
             struct msg_slot slot = wbuf_describe(wbuf, slots[i]);
-            used += size_round_up(slot.bytes, WBUF_SLOT_ALIGN);
+            used += size_round_up(slot.bytes + wbuf_sums(wbuf, slots[i]).parts * sizeof(uint64_t), WBUF_SLOT_ALIGN);
             assert_memory_equal(wbuf_data(wbuf, slots[i]), &slot.layer, 4);
             assert_memory_equal(wbuf_data(wbuf, slots[i]) + slot.bytes - 4, &slot.layer, 4);
         }
@@ -292,7 +349,7 @@ static void test_corrupt(void **state)
 {
     (void)state;
     spoiled(spoil_magic, "no weight buffer");
-    spoiled(spoil_version, "header version 2, this duck has 1");
+    spoiled(spoil_version, "header version 3, this duck has 2");
     spoiled(spoil_layout, "layout version 2, this duck has 1");
     spoiled(spoil_size, "the file has 4194304");
     spoiled(spoil_boot, "boot id");
@@ -386,8 +443,10 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_survives), cmocka_unit_test(test_reuse_and_capacity), cmocka_unit_test(test_random_allocation),
-        cmocka_unit_test(test_corrupt),  cmocka_unit_test(test_fuzz_header),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_survives),        cmocka_unit_test(test_reuse_and_capacity),
+        cmocka_unit_test(test_rekey_and_parts), cmocka_unit_test(test_random_allocation),
+        cmocka_unit_test(test_corrupt),         cmocka_unit_test(test_fuzz_header),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

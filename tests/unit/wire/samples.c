@@ -47,6 +47,9 @@ static int one(struct buf *buf, int i)
     static const struct msg_ping ping = {77, 88};
     static const struct msg_session_open open = {9, {1}, 16, 4, MSG_F32, true};
     static const struct msg_drop drop = {false, {1, 1}};
+    static const struct msg_rekey rekey = {{7}, {8}, 3, {9}};
+    static const struct msg_verify verify = {{7, 7}, 4, true, 99};
+    static const struct msg_verified verified = {MSG_VERDICT_BAD, 4096, 5, -2, 1};
     static const float scales[] = {0.5f, 2.0f};
     const struct msg_slot slots[] = {samples_slot, samples_slot};
     const struct msg_prepare_data data = {.expert = 3, .matrix = 2, .first_row = 16, .rows = 16, .columns = 5, .scale_count = 2};
@@ -90,6 +93,10 @@ static int one(struct buf *buf, int i)
             memset(c, 0x3f, 12);
         }
         return r;
+    case 19: return msg_prepare_sources_encode(buf, request, samples_begin.sources);
+    case 20: return msg_rekey_encode(buf, request, &rekey);
+    case 21: return msg_verify_encode(buf, request, &verify);
+    case 22: return msg_verified_encode(buf, request, &verified);
     default:
         r = msg_step_done_encode(buf, request, &done, &a);
         if (r == 0)
@@ -134,6 +141,10 @@ int samples_decode(const struct frame *frame, struct err *err)
         struct msg_prepare_data data;
         struct msg_slot slot;
         struct msg_drop drop;
+        struct msg_rekey rekey;
+        struct msg_verify verify;
+        struct msg_verified verified;
+        uint8_t sources[DIGEST_SIZE];
         struct msg_session_open open;
         struct msg_step step;
         struct msg_step_done done;
@@ -168,6 +179,10 @@ int samples_decode(const struct frame *frame, struct err *err)
         }
         return r;
     case WIRE_SLOT_DONE: return msg_slot_done_decode(frame, &any.slot, err);
+    case WIRE_PREPARE_SOURCES: return msg_prepare_sources_decode(frame, any.sources, err);
+    case WIRE_REKEY: return msg_rekey_decode(frame, &any.rekey, err);
+    case WIRE_VERIFY: return msg_verify_decode(frame, &any.verify, err);
+    case WIRE_VERIFIED: return msg_verified_decode(frame, &any.verified, err);
     case WIRE_DROP: return msg_drop_decode(frame, &any.drop, err);
     case WIRE_DROPPED: return msg_dropped_decode(frame, &any.number, err);
     case WIRE_SESSION_OPEN: return msg_session_open_decode(frame, &any.open, err);

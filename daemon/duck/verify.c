@@ -1,0 +1,179 @@
+#include "daemon/duck/verify.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "proto/base/digest.h"
+
+struct item {
+    uint64_t request;
+    uint32_t slot;
+    struct msg_verify words;
+    struct wbuf_sums sums;
+    struct msg_verified found;
+};
+
+struct verify {
+    pthread_t thread;
+    bool started;
+    int event; /* owned */
+    _Atomic bool stop;
+    pthread_mutex_t lock;
+    pthread_cond_t more;
+    /* Under lock: a ring; [taken, done) have results, [done, posted) wait. */
+    struct item items[VERIFY_QUEUE_MAX];
+    uint64_t posted, done, taken;
+};
+
+static uint64_t part_sum(const struct wbuf_sums *sums, uint32_t part)
+{
+    bool shared = sums->has_shared && part + 1 == sums->parts;
+    return digest_checksum(sums->data + (shared ? sums->shared_offset : part * sums->part_bytes),
+                           shared ? sums->shared_bytes : sums->part_bytes);
+}
+
+static int32_t part_name(const struct wbuf_sums *sums, uint32_t part)
+{
+    if (sums->has_shared && part + 1 == sums->parts)
+        return WBUF_PART_SHARED;
+    return sums->moe ? (int32_t)part : WBUF_PART_DENSE;
+}
+
+void verify_sums(const struct wbuf_sums *sums, const struct msg_verify *words, const _Atomic bool *stop, struct msg_verified *ret_found)
+{
+    struct msg_verified found = {.bytes = sums->bytes, .expert = WBUF_PART_UNKNOWN};
+    found.checksum = digest_checksum(sums->data, sums->bytes);
+    if (found.checksum != sums->checksum) {
+        found.verdict = MSG_VERDICT_BAD;
+        for (uint32_t part = 0; part < sums->parts && !atomic_load(stop); part++) {
+            if (part_sum(sums, part) == sums->part_sums[part])
+                continue;
+            if (!found.parts++)
+                found.expert = part_name(sums, part);
+        }
+    } else if (words->expected_given && words->expected != found.checksum) {
+        found.verdict = MSG_VERDICT_DIFFERS;
+    }
+    *ret_found = found;
+}
+
+static void signal_event(const struct verify *verify)
+{
+    const uint64_t one = 1;
+    ssize_t n;
+    do
+        n = write(verify->event, &one, sizeof one);
+    while (n < 0 && errno == EINTR);
+}
+
+static void *verify_main(void *user)
+{
+    struct verify *verify = user;
+    pthread_mutex_lock(&verify->lock);
+    while (!atomic_load(&verify->stop)) {
+        if (verify->done == verify->posted) {
+            pthread_cond_wait(&verify->more, &verify->lock);
+            continue;
+        }
+        struct item *item = &verify->items[verify->done % VERIFY_QUEUE_MAX];
+        pthread_mutex_unlock(&verify->lock);
+        verify_sums(&item->sums, &item->words, &verify->stop, &item->found);
+        pthread_mutex_lock(&verify->lock);
+        verify->done++;
+        signal_event(verify);
+    }
+    pthread_mutex_unlock(&verify->lock);
+    return NULL;
+}
+
+int verify_new(struct verify **ret_verify, struct err *err)
+{
+    _cleanup_(verify_freep) struct verify *verify = calloc(1, sizeof *verify);
+    if (!verify)
+        return err_no_memory(err, "verify", sizeof *verify);
+    pthread_mutex_init(&verify->lock, NULL);
+    pthread_cond_init(&verify->more, NULL);
+    verify->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (verify->event < 0)
+        return err_errno(err, "eventfd");
+    int r = pthread_create(&verify->thread, NULL, verify_main, verify);
+    if (r != 0)
+        return err_set(err, -r, ERR_NO_MEMORY, "the verify thread cannot be started: %s", strerror(r));
+    verify->started = true;
+    pthread_setname_np(verify->thread, "verify");
+    const struct sched_param none = {0};
+    (void)pthread_setschedparam(verify->thread, SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
+    *ret_verify = STEAL(verify);
+    return 0;
+}
+
+void verify_stop(struct verify *verify)
+{
+    if (!verify->started)
+        return;
+    pthread_mutex_lock(&verify->lock);
+    atomic_store(&verify->stop, true);
+    pthread_cond_signal(&verify->more);
+    pthread_mutex_unlock(&verify->lock);
+    pthread_join(verify->thread, NULL);
+    verify->started = false;
+}
+
+bool verify_left(struct verify *verify, uint32_t *ret_slot)
+{
+    if (verify->taken == verify->posted)
+        return false;
+    *ret_slot = verify->items[verify->taken++ % VERIFY_QUEUE_MAX].slot;
+    return true;
+}
+
+void verify_free(struct verify *verify)
+{
+    if (!verify)
+        return;
+    verify_stop(verify);
+    closep(&verify->event);
+    pthread_cond_destroy(&verify->more);
+    pthread_mutex_destroy(&verify->lock);
+    free(verify);
+}
+
+int verify_event_fd(const struct verify *verify)
+{
+    return verify->event;
+}
+
+int verify_post(struct verify *verify, uint64_t request, uint32_t slot, const struct msg_verify *words, const struct wbuf_sums *sums,
+                struct err *err)
+{
+    pthread_mutex_lock(&verify->lock);
+    bool full = verify->posted - verify->taken == VERIFY_QUEUE_MAX;
+    if (!full) {
+        verify->items[verify->posted++ % VERIFY_QUEUE_MAX] =
+            (struct item){.request = request, .slot = slot, .words = *words, .sums = *sums};
+        pthread_cond_signal(&verify->more);
+    }
+    pthread_mutex_unlock(&verify->lock);
+    return full ? err_set(err, -EBUSY, ERR_BUSY, "%d slots wait to be verified already", VERIFY_QUEUE_MAX) : 0;
+}
+
+bool verify_take(struct verify *verify, struct verify_result *ret_result)
+{
+    pthread_mutex_lock(&verify->lock);
+    bool any = verify->taken < verify->done;
+    if (any) {
+        const struct item *item = &verify->items[verify->taken++ % VERIFY_QUEUE_MAX];
+        *ret_result = (struct verify_result){.request = item->request, .slot = item->slot, .words = item->words, .found = item->found};
+    } else {
+        uint64_t count;
+        ssize_t n = read(verify->event, &count, sizeof count);
+        (void)n; /* empty already: a spurious wake-up */
+    }
+    pthread_mutex_unlock(&verify->lock);
+    return any;
+}
