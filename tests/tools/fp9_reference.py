@@ -146,21 +146,21 @@ def silu(g):
 
 # ---- section 5: expert, layer ------------------------------------------------------------------
 
-def per_row(scales, rows):
-    """[tiles of 16 rows, segments] -> [rows, segments]."""
-    return np.repeat(np.asarray(scales, F32), 16, axis=0)[:rows]
+def per_row(scales, rows, begin):
+    """[tiles, segments] -> [rows, segments]; tiles of 16 rows, the first one shorter if `begin` is within one."""
+    return np.repeat(np.asarray(scales, F32), 16, axis=0)[begin % 16:][:rows]
 
 
 def expert(weights, x, begin):
     """r_d of one expert. weights: {"gate", "up", "down": (codes [rows, columns], scales [tiles, segments])}."""
     v, e = normalise(x)
     (gate, gate_scales), (up, up_scales), (down, down_scales) = weights["gate"], weights["up"], weights["down"]
-    g = dot(gate, per_row(gate_scales, len(gate)), v, e, 0)
-    u = dot(up, per_row(up_scales, len(up)), v, e, 0)
+    g = dot(gate, per_row(gate_scales, len(gate), begin), v, e, 0)
+    u = dot(up, per_row(up_scales, len(up), begin), v, e, 0)
     with np.errstate(all="ignore"):
         h = silu(g) * u
     v, e = normalise(h)
-    return dot(down, per_row(down_scales, len(down)), v, e, begin % BLOCK)
+    return dot(down, per_row(down_scales, len(down), 0), v, e, begin % BLOCK)
 
 
 def layer(experts, shared, begin, x, ids, topk_weights):
@@ -175,21 +175,34 @@ def layer(experts, shared, begin, x, ids, topk_weights):
 
 # ---- section 7: panels -------------------------------------------------------------------------
 
-def panel_stream(tiles):
-    """tiles: two arrays [16, columns] of codes, columns a multiple of 16. Groups of 576 bytes."""
+def lanes_of(tile):
+    """A tile's 16 rows in the order of its lanes."""
+    return tile[[lane // 2 if lane % 2 == 0 else 8 + lane // 2 for lane in range(16)]]
+
+
+def group_stream(tiles):
+    """tiles: one or two arrays [16 lanes, columns] of codes, one group: 16 columns, or 8 of a half group."""
     out = bytearray()
-    lane_row = [lane // 2 if lane % 2 == 0 else 8 + lane // 2 for lane in range(16)]
-    parts = [decode(tile[lane_row]) for tile in tiles]
-    for first in range(0, tiles[0].shape[1], 16):
-        for sign, _ in parts:
+    parts = [decode(tile) for tile in tiles]
+    columns = tiles[0].shape[1]
+    for sign, _ in parts:
+        for lane in range(16):
+            word = sum(int(sign[lane, j]) << (columns - 1 - j) for j in range(columns))
+            out += word.to_bytes(columns // 8, "little")
+    for column in range(0, columns, 2):
+        for _, magnitude in parts:
             for lane in range(16):
-                word = sum(int(sign[lane, first + j]) << (15 - j) for j in range(16))
-                out += word.to_bytes(2, "little")
-        for column in range(first, first + 16, 2):
-            for _, magnitude in parts:
-                for lane in range(16):
-                    out += bytes((int(magnitude[lane, column]), int(magnitude[lane, column + 1])))
+                out += bytes((int(magnitude[lane, column]), int(magnitude[lane, column + 1])))
     return bytes(out)
+
+
+def panel_stream(tiles, cuts):
+    """tiles as above, all columns; cuts: the segments, of whole groups or with a half one at the end."""
+    out = b""
+    for first, end in cuts:
+        for at in range(first, end, 16):
+            out += group_stream([tile[:, at:min(at + 16, end)] for tile in tiles])
+    return out
 
 
 def padded(codes, rows, columns):
@@ -206,26 +219,49 @@ def aligned(data):
     return data + bytes(up_to(len(data), 64) - len(data))
 
 
-def pack_matrix(pairs):
-    """pairs: per panel two of (codes [16, columns], scales [segments])."""
-    scales = b"".join(np.stack([first[1], second[1]], axis=1).astype("<f4").tobytes() for first, second in pairs)
-    return aligned(scales) + aligned(b"".join(panel_stream((first[0], second[0])) for first, second in pairs))
+def pack_matrix(panels, cuts):
+    """panels: (tiles, [scales of one, scales of the other])."""
+    scales = b"".join(np.stack(pair, axis=1).astype("<f4").tobytes() for _, pair in panels)
+    return aligned(scales) + aligned(b"".join(panel_stream(tiles, cuts) for tiles, _ in panels))
 
 
-def tiles_of(codes, scales, rows):
-    """Cuts a matrix into tiles, padded with zero rows and columns. A padding tile has scales 0."""
-    codes = padded(codes, rows, up_to(codes.shape[1], 16))
-    all_scales = np.zeros((rows // 16, scales.shape[1]), F32)
-    all_scales[:len(scales)] = scales
-    return [(codes[16 * t:16 * t + 16], all_scales[t]) for t in range(rows // 16)]
+def padded_rows(scales, rows):
+    out = np.zeros((rows, scales.shape[1]), F32)
+    out[:len(scales)] = scales
+    return out
 
 
-def pack(weights, pad_to):
-    """One expert's bytes. Every segment but the last is whole groups, because slices begin at multiples of 16."""
-    neurons = up_to(len(weights["gate"][0]), pad_to)
-    gate, up = tiles_of(*weights["gate"], neurons), tiles_of(*weights["up"], neurons)
-    down = tiles_of(*weights["down"], up_to(len(weights["down"][0]), 32))
-    return pack_matrix(list(zip(gate, up))) + pack_matrix(list(zip(down[::2], down[1::2])))
+def pack_gate_up(gate, up, edges):
+    """edges: where the slice is cut into panels, in neurons of the slice."""
+    columns = up_to(gate[0].shape[1], 16)
+    codes = [padded(matrix[0], edges[-1], columns) for matrix in (gate, up)]
+    scales = [padded_rows(matrix[1], len(edges) - 1) for matrix in (gate, up)]
+    panels = []
+    for i, (first, end) in enumerate(zip(edges, edges[1:])):
+        rows = [matrix[first:end] for matrix in codes]
+        if end - first == 8:
+            tiles = [np.stack(rows, axis=1).reshape(16, columns)]
+        else:
+            tiles = [lanes_of(matrix) for matrix in rows]
+        panels.append((tiles, [scales[0][i], scales[1][i]]))
+    return pack_matrix(panels, segments(columns, 0))
+
+
+def pack_down(down, begin, k):
+    rows = up_to(len(down[0]), 32)
+    codes, scales = padded(down[0], rows, k), padded_rows(down[1], rows // 16)
+    panels = [([lanes_of(codes[row:row + 16]), lanes_of(codes[row + 16:row + 32])], [scales[row // 16], scales[row // 16 + 1]])
+              for row in range(0, rows, 32)]
+    return pack_matrix(panels, segments(k, begin % BLOCK))
+
+
+def pack(weights, begin, pad_to):
+    """One expert's bytes."""
+    neurons = len(weights["gate"][0])
+    end = up_to(neurons, pad_to)
+    edges = [0] + [n for n in range(1, end) if (begin + n) % 16 == 0] + [end]
+    k = next(edge for edge in edges if edge >= neurons)
+    return pack_gate_up(weights["gate"], weights["up"], edges) + pack_down(weights["down"], begin, k)
 
 
 # ---- golden vectors ----------------------------------------------------------------------------
@@ -258,8 +294,8 @@ HOSTILE = np.array([0.0, 1e-38, 1e-23, 1e20, 2.0 ** 80, -2.0 ** 80, -1.0, 1e-40,
 
 
 def random_weights(random, hidden, begin, neurons, hostile):
-    def scales(rows, count):
-        shape = (up_to(rows, 16) // 16, count)
+    def scales(rows, count, first=0):
+        shape = (up_to(first % 16 + rows, 16) // 16, count)
         values = random.floats(shape[0] * count) * F32(2.0 ** -7)
         if hostile:
             pick = random.u64(len(values))
@@ -268,8 +304,8 @@ def random_weights(random, hidden, begin, neurons, hostile):
 
     across, down = len(segments(hidden, 0)), len(segments(neurons, begin % BLOCK))
     return {
-        "gate": (random.codes(neurons, hidden), scales(neurons, across)),
-        "up": (random.codes(neurons, hidden), scales(neurons, across)),
+        "gate": (random.codes(neurons, hidden), scales(neurons, across, begin)),
+        "up": (random.codes(neurons, hidden), scales(neurons, across, begin)),
         "down": (random.codes(hidden, neurons), scales(hidden, down)),
     }
 
@@ -279,6 +315,10 @@ CASES = {
     "dense": (1, 132, 64, 72, 32, 1, 0, 2, 0, False),
     "moe": (2, 100, 96, 48, 16, 3, 40, 3, 4, False),
     "hostile": (3, 48, 112, 32, 32, 2, 0, 8, 2, True),
+    "head": (4, 144, 8, 24, 8, 1, 0, 2, 0, False),
+    "tail": (5, 48, 96, 40, 8, 2, 8, 4, 3, False),
+    "both": (6, 72, 120, 144, 8, 2, 24, 3, 3, False),
+    "unit": (7, 260, 24, 8, 8, 2, 5, 8, 2, True),
 }
 
 
@@ -312,7 +352,7 @@ def case_bytes(seed, hidden, begin, neurons, pad_to, experts, shared_neurons, to
             out += codes.tobytes() + scales.astype("<f4").tobytes()
     out += x.astype("<u2").tobytes() + ids.astype("<i4").tobytes() + weights.astype("<f4").tobytes()
 
-    packed = pack(routed[0], pad_to)
+    packed = pack(routed[0], begin, pad_to)
     out += np.array([len(packed)], "<u8").tobytes() + packed
     y = np.zeros((tokens, hidden), F32)
     for t in range(tokens):

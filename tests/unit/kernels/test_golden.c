@@ -55,7 +55,7 @@ static void golden_expert(struct golden *golden, const struct layout_mlp *layout
         const struct layout_matrix *matrix = m == KERNELS_DOWN ? &layout->down : &layout->gate_up;
         uint32_t rows = m == KERNELS_DOWN ? layout->hidden : layout->neurons;
         _cleanup_(freep) uint8_t *codes = take(golden, (size_t)rows * matrix->columns);
-        _cleanup_(freep) float *scales = take(golden, (rows + 15) / 16 * (size_t)matrix->segments * sizeof(float));
+        _cleanup_(freep) float *scales = take(golden, layout_tiles(matrix, 0, rows) * (size_t)matrix->segments * sizeof(float));
         struct kernels_rows all = {.matrix = (enum kernels_matrix)m, .rows = rows, .codes = codes, .scales = scales};
         struct err err = {0};
 
@@ -177,12 +177,23 @@ static void test_hostile(void **state)
     agree("hostile");
 }
 
+/* Half panels and half groups. */
+static void test_halves(void **state)
+{
+    (void)state;
+    agree("head");
+    agree("tail");
+    agree("both");
+    agree("unit");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dense),
         cmocka_unit_test(test_moe),
         cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_halves),
     };
 
     if (!getenv("FP9_GOLDEN")) {
