@@ -24,7 +24,8 @@ float check_float(struct check_random *random);               /* about -1 .. 1, 
 extern unsigned check_compared; /* comparisons between tiers */
 extern unsigned check_failed;
 
-/* Prints the sentence and counts a failure. */
+/* Prints the sentence and counts a failure; with check_stop ends the program. */
+extern bool check_stop;
 void check_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* memcmp; on a difference says where. */
 bool check_same(const char *what, const char *tier, const void *have, const void *want, size_t bytes);
@@ -49,7 +50,10 @@ struct check_shape {
     uint32_t shared_neurons; /* 0: no shared expert; its slice begins and is padded like the routed ones */
 };
 
-/* One expert as a checkpoint has it: [matrix] rows * columns codes; [tile of rows][segment] scales. */
+extern const struct check_shape check_shapes[]; /* shapes.c */
+extern const size_t check_shapes_count;
+
+/* One expert as a checkpoint has it: [matrix] rows * columns codes; [tile of rows (layout_tile)][segment] scales. */
 struct check_expert {
     uint8_t *codes[3];
     float *scales[3];
@@ -71,12 +75,17 @@ enum check_scales {
 
 void check_layer_init(struct check_layer *layer, const struct check_shape *shape, enum check_scales scales, struct check_random *random);
 void check_layer_release(struct check_layer *layer);
+/* Packs with the tier in use; kernels_pack_begin is the caller's. */
+void check_pack(const struct layout_mlp *layout, const struct check_expert *expert, uint8_t *to);
 
 /* ---- the checks ------------------------------------------------------------------------------- */
 
 void check_codes(void);                            /* all 256 codes, one-hot */
+void check_company(struct check_random *random);   /* 1 to 4 tokens that share a pass, each as alone */
+void check_padding(struct check_random *random);   /* its bytes counted, and poisoned */
 void check_vectors(struct check_random *random);   /* normalise, silu, partials, pack_tile */
 void check_forward(struct check_random *random);   /* modes 0 and 1: shapes, guards, MXCSR */
+void check_batch(struct check_random *random);     /* many tokens through one matrix */
 void check_phases(struct check_random *random);    /* any number of tokens by any number of members */
 void check_special(struct check_random *random);   /* NaN, Inf, subnormals, huge, hostile scales */
 

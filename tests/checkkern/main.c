@@ -11,10 +11,11 @@
 
 static int usage(FILE *to, int status)
 {
-    fputs("Usage: checkkern [--seed N] [--rounds N]\n"
+    fputs("Usage: checkkern [--seed N] [--rounds N] [--stop]\n"
           "Compares all kernel tiers with the C reference, with random shapes and values.\n"
           "  --seed N    repeat a run (it prints its seed)\n"
-          "  --rounds N  as often, with seeds N, N + 1, ... (1)\n",
+          "  --rounds N  as often, with seeds N, N + 1, ... (1)\n"
+          "  --stop      end at the first difference\n",
           to);
     return status;
 }
@@ -22,7 +23,7 @@ static int usage(FILE *to, int status)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"seed", required_argument, NULL, 's'}, {"rounds", required_argument, NULL, 'r'}, {"help", no_argument, NULL, 'h'}, {0}};
+        {"seed", required_argument, NULL, 's'}, {"rounds", required_argument, NULL, 'r'}, {"stop", no_argument, NULL, 'x'}, {"help", no_argument, NULL, 'h'}, {0}};
     uint64_t seed = (uint64_t)time(NULL), rounds = 1;
     const struct tiers_variant *variant;
     int option;
@@ -36,6 +37,9 @@ int main(int argc, char **argv)
         case 'r':
             if (!size_parse_u64(optarg, 1, 1000000, &rounds))
                 return usage(stderr, 2);
+            break;
+        case 'x':
+            check_stop = true;
             break;
         case 'h':
             return usage(stdout, 0);
@@ -51,9 +55,12 @@ int main(int argc, char **argv)
 
         printf("seed %llu (again: checkkern --seed %llu)\n", (unsigned long long)seed, (unsigned long long)seed);
         fflush(stdout);
+        check_company(&random);
+        check_padding(&random);
         check_vectors(&random);
         check_forward(&random);
         check_special(&random);
+        check_batch(&random);
         check_phases(&random);
     }
     printf("%u comparisons between tiers, %u failures\n", check_compared, check_failed);
