@@ -18,6 +18,7 @@
 #define LIMIT_MS 20000
 
 const char *process_duck;
+const char *process_members;
 
 void process_start(struct process *p, int weights_fd, const char *isa)
 {
@@ -35,7 +36,8 @@ void process_start(struct process *p, int weights_fd, const char *isa)
             setenv("FP9_CPU", isa, 1);
         if (chdir("/") < 0)
             _exit(99);
-        execl(process_duck, process_duck, "--link-fd", link, "--weights-fd", weights, "--name", "test", (char *)NULL);
+        execl(process_duck, process_duck, "--link-fd", link, "--weights-fd", weights, "--name", "test",
+              process_members ? "--members" : NULL, process_members, (char *)NULL);
         _exit(98);
     }
     close(ends[1]);
@@ -168,13 +170,24 @@ void process_session(struct process *p, uint64_t session, enum msg_dtype partial
     process_expect(p, WIRE_SESSION_OPENED);
 }
 
-uint64_t process_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input)
+static uint64_t queue_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input, bool batch)
 {
     struct msg_step step = {.session = session, .layer = layer, .tokens = input->tokens, .top_k = input->top_k, .hidden = input->hidden};
+    step.batch = batch;
     uint8_t *x, *ids, *weights;
     assert_int_equal(msg_step_encode(&p->out.buf, ++p->request, &step, &x, &ids, &weights), 0);
     memcpy(x, input->x, (size_t)input->tokens * input->hidden * 2);
     memcpy(ids, input->ids, (size_t)input->tokens * input->top_k * 4);
     memcpy(weights, input->weights, (size_t)input->tokens * input->top_k * 4);
     return p->request;
+}
+
+uint64_t process_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input)
+{
+    return queue_step(p, session, layer, input, false);
+}
+
+uint64_t process_batch_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input)
+{
+    return queue_step(p, session, layer, input, true);
 }

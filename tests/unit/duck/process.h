@@ -15,7 +15,8 @@ struct process {
     uint64_t request; /* the last one used */
 };
 
-extern const char *process_duck; /* path of fp9-duck */
+extern const char *process_duck;    /* path of fp9-duck */
+extern const char *process_members; /* value of its --members, NULL to leave it out */
 
 /* isa: FP9_CPU for it, NULL to leave it out. */
 void process_start(struct process *p, int weights_fd, const char *isa);
@@ -33,5 +34,6 @@ struct msg_slot process_prepare(struct process *p, const struct msg_prepare_begi
 void process_session(struct process *p, uint64_t session, enum msg_dtype partials, bool one_shot, uint32_t max_tokens);
 /* Queues a STEP and returns its request. */
 uint64_t process_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input);
+uint64_t process_batch_step(struct process *p, uint64_t session, uint32_t layer, const struct model_input *input);
 
 #endif

@@ -307,7 +307,10 @@ static void test_conversation(void **state)
     struct msg_hello hello = {.major = 7, .minor = 3, .software = "new", .host = "here"};
     assert_int_equal(msg_hello_encode(&p.out.buf, 1, &hello), 0);
     process_send(&p);
-    ends_with_failure(&p, "link version 7.3, this duck (fp9-duck " FP9_VERSION ") speaks 1.1");
+    char sentence[128];
+    snprintf(sentence, sizeof sentence, "link version 7.3, this duck (fp9-duck " FP9_VERSION ") speaks %d.%d", WIRE_VERSION_MAJOR,
+             WIRE_VERSION_MINOR);
+    ends_with_failure(&p, sentence);
 
     process_start(&p, fd, NULL);
     assert_int_equal(msg_empty_encode(&p.out.buf, WIRE_SLOTS_GET, 1), 0);
