@@ -11,6 +11,9 @@
 #define FEW_TOKENS 4       /* whose x is normalised by member 0 at once: less than a phase would cost */
 #define VECTORS_A_PIECE 16 /* normalised between two looks at `pause` */
 #define MEMBER_LINE 128    /* cache lines are fetched in pairs */
+#define CLAIM_BYTES 32768  /* of a matrix, and */
+#define CLAIM_PANELS 2     /* panels at least, are taken at once */
+#define PREFETCH_BYTES 4096
 /* Vectors stand one line apart from a whole number of them: strides that are powers of two would put the same column of all tokens of a
  * tile into the same set of L1. */
 #define STRIDE_PAD 16
@@ -23,13 +26,21 @@ enum step {
     STEPS,
 };
 
+/* What a member has of gate and up (units) or of down (panels of output rows). It begins at the front, half of the rest at a time; members
+ * that are through with their own take from it, too, so that a core which is slower than the others keeps nobody waiting. */
+struct phases_runs {
+    uint32_t begin, end;
+    _Atomic uint32_t taken; /* begin .. end */
+} __attribute__((aligned(MEMBER_LINE)));
+
 /* Where a member is in its share: its own, in cache lines of its own. */
 struct phases_member {
     uint32_t phase; /* in which it is or was last, counted from 1 */
     uint32_t vector, vector_end;
-    bool begun; /* down: its rows are zero; sort: the pairs are sorted */
-    struct split_place at, end;
-    uint32_t row_panel, row_panel_end; /* down */
+    bool begun;                        /* sort: the pairs are sorted */
+    uint32_t left;                     /* gate and up: units that it has taken, from `at` on */
+    struct split_place at;             /* down: of the rows that it has taken */
+    uint32_t row_panel, row_panel_end; /* down: what it has taken */
 } __attribute__((aligned(MEMBER_LINE)));
 
 /* An expert that tokens of the chunk want. */
@@ -101,14 +112,15 @@ static uint32_t chunk_of(const struct kernels_layer *layer, uint32_t tokens, uin
     return tokens < chunk ? tokens : chunk;
 }
 
-#define ARRAYS 10 /* in scratch, each from a multiple of LAYOUT_ALIGN on */
+#define ARRAYS 11 /* in scratch, each from a multiple of LAYOUT_ALIGN on */
 
 static size_t tables_bytes(const struct kernels_layer *layer, uint32_t members)
 {
     size_t expert = sizeof(uint32_t) + sizeof(struct phases_expert) + sizeof(struct split_work);
 
-    return (layer->expert_count + 1) * expert + members * (sizeof(struct phases_member) + batch_scratch_bytes()) +
-           (members + 1) * sizeof(struct split_place) + ARRAYS * MEMBER_LINE;
+    return (layer->expert_count + 1) * expert +
+           members * (sizeof(struct phases_member) + 2 * sizeof(struct phases_runs) + batch_scratch_bytes()) +
+           (members + 1) * sizeof(uint32_t) + ARRAYS * MEMBER_LINE;
 }
 
 /* Grows with each of its numbers, so that room for the largest is room for all. */
@@ -141,6 +153,8 @@ static struct phases_room room_of(const struct phases *phases, void *scratch)
     struct phases_room room;
 
     room.member = carve(&at, phases->members * sizeof(*room.member), MEMBER_LINE);
+    room.gate_up = carve(&at, phases->members * sizeof(*room.gate_up), MEMBER_LINE);
+    room.down = carve(&at, phases->members * sizeof(*room.down), MEMBER_LINE);
     room.batch = carve(&at, phases->members * batch_scratch_bytes(), MEMBER_LINE);
     room.x = carve(&at, n * x_stride(layer) * sizeof(float), LAYOUT_ALIGN);
     room.h = carve(&at, h_floats * sizeof(float), LAYOUT_ALIGN);
@@ -149,8 +163,8 @@ static struct phases_room room_of(const struct phases *phases, void *scratch)
     room.pairs = carve(&at, n * slots_of(layer, top_k) * sizeof(*room.pairs), LAYOUT_ALIGN);
     room.experts = carve(&at, experts * sizeof(*room.experts), LAYOUT_ALIGN);
     room.work = carve(&at, experts * sizeof(*room.work), LAYOUT_ALIGN);
-    room.places = carve(&at, (phases->members + 1) * sizeof(*room.places) + experts * sizeof(*room.counts), LAYOUT_ALIGN);
-    room.counts = (uint32_t *)(void *)(room.places + phases->members + 1);
+    room.begins = carve(&at, (phases->members + 1 + experts) * sizeof(*room.begins), LAYOUT_ALIGN);
+    room.counts = room.begins + phases->members + 1;
     return room;
 }
 
@@ -239,6 +253,31 @@ static uint64_t decode_weights(const struct phases_job *job)
     return weights + (layer->shared_layout && !job->dense ? mlp_weights(layer->shared_layout) : 0);
 }
 
+/* Panels that are worth a claim: fewer bytes would make more of looking for work than of doing it. */
+static uint32_t claim_least(const struct layout_matrix *matrix)
+{
+    uint64_t panels = CLAIM_BYTES / (matrix->panel_bytes ? matrix->panel_bytes : 1);
+
+    return panels < CLAIM_PANELS ? CLAIM_PANELS : (uint32_t)panels;
+}
+
+/* Nobody works at either now: the sort is a phase of its own. */
+static void set_runs(struct phases *phases)
+{
+    const struct phases_room *room = &phases->room;
+    uint32_t members = phases->members, row_panels = any_layout(phases->job.layer)->down.panels;
+
+    split_runs(room->work, phases->expert_count, phases->tile, members, room->begins);
+    for (uint32_t m = 0; m < members; m++) {
+        room->gate_up[m].begin = room->begins[m];
+        room->gate_up[m].end = room->begins[m + 1];
+        room->down[m].begin = split_even(row_panels, members, m);
+        room->down[m].end = split_even(row_panels, members, m + 1);
+        atomic_store_explicit(&room->gate_up[m].taken, room->gate_up[m].begin, memory_order_relaxed);
+        atomic_store_explicit(&room->down[m].taken, room->down[m].begin, memory_order_relaxed);
+    }
+}
+
 static void sort_chunk(struct phases *phases, struct chunk chunk)
 {
     const struct kernels_layer *layer = phases->job.layer;
@@ -252,9 +291,10 @@ static void sort_chunk(struct phases *phases, struct chunk chunk)
         if (layer->shared_layout)
             add_for_all(phases, layer->shared_layout, layer->shared, chunk.count);
     }
+    phases->rows_least = phases->expert_count ? claim_least(&phases->room.experts->layout->down) : 1;
     phases->tile =
         split_tile(phases->room.work, phases->expert_count, phases->members, phases->budget, gate_up_panel_weights(any_layout(layer)));
-    split_places(phases->room.work, phases->expert_count, phases->tile, phases->members, phases->room.places);
+    set_runs(phases);
     for (uint32_t i = 0; i < phases->expert_count; i++) {
         const struct phases_expert *expert = &phases->room.experts[i];
         uint32_t tiles = split_tiles(expert->count, phases->tile);
@@ -313,11 +353,11 @@ static uint32_t tile_tokens(const struct phases *phases, const struct phases_exp
     return left < phases->tile ? left : phases->tile;
 }
 
-/* Moves on by `panels` of the tile's `all`; afterwards `at` is a place where there is something to do, or the end of the work. */
-static void advance(const struct phases *phases, struct split_place *at, uint32_t panels, uint32_t first, uint32_t all)
+/* Moves on by `panels` of the tile's panels from `first` to `end`. */
+static void advance(const struct phases *phases, struct split_place *at, uint32_t panels, uint32_t first, uint32_t end)
 {
     at->panel += panels;
-    if (at->panel < all)
+    if (at->panel < end)
         return;
     at->panel = first;
     if (++at->tile < split_tiles(phases->room.experts[at->work].count, phases->tile))
@@ -326,11 +366,53 @@ static void advance(const struct phases *phases, struct split_place *at, uint32_
     at->work++;
 }
 
-static bool before(const struct split_place *a, const struct split_place *b)
+/* Some of a run; false when there is nothing left. Relaxed: all that it is about was written in an earlier phase. */
+static bool take_from(struct phases_runs *run, uint32_t at_least, uint32_t *ret_begin, uint32_t *ret_end)
 {
-    if (a->work != b->work)
-        return a->work < b->work;
-    return a->tile != b->tile ? a->tile < b->tile : a->panel < b->panel;
+    uint32_t taken = atomic_load_explicit(&run->taken, memory_order_relaxed), count;
+
+    do {
+        if (taken >= run->end)
+            return false;
+        count = split_claim(run->end - taken, at_least);
+    } while (!atomic_compare_exchange_weak_explicit(&run->taken, &taken, taken + count, memory_order_relaxed, memory_order_relaxed));
+    *ret_begin = taken;
+    *ret_end = taken + count;
+    return true;
+}
+
+/* From the member's own run, and after that from the one with most left. */
+static bool take(const struct phases *phases, struct phases_runs *runs, uint32_t member, uint32_t at_least, uint32_t *ret_begin,
+                 uint32_t *ret_end)
+{
+    uint32_t from = member;
+
+    while (!take_from(&runs[from], at_least, ret_begin, ret_end)) {
+        uint32_t most = 0;
+
+        for (uint32_t m = 0; m < phases->members; m++) {
+            uint32_t taken = atomic_load_explicit(&runs[m].taken, memory_order_relaxed);
+
+            if (taken < runs[m].end && runs[m].end - taken > most) {
+                most = runs[m].end - taken;
+                from = m;
+            }
+        }
+        if (most == 0)
+            return false;
+    }
+    return true;
+}
+
+/* The first bytes of what comes next, so that the stream of weights does not begin anew there. Not for batches: those wait for arithmetic. */
+static void prefetch_next(const struct layout_matrix *matrix, const uint8_t *expert, uint32_t panel, uint32_t panels)
+{
+    const uint8_t *at = expert + matrix->panels_offset + layout_panel_offset(matrix, panel);
+    uint64_t bytes = layout_panel_offset(matrix, panel + panels) - layout_panel_offset(matrix, panel);
+
+    for (uint64_t i = 0; i < bytes && i < PREFETCH_BYTES; i += 64)
+        __builtin_prefetch(at + i, 0, 2);
+    __builtin_prefetch((const float *)(const void *)(expert + matrix->scales_offset) + (size_t)panel * matrix->segments * 2, 0, 2);
 }
 
 static void *batch_room(const struct phases *phases, const struct phases_member *self)
@@ -338,7 +420,7 @@ static void *batch_room(const struct phases *phases, const struct phases_member 
     return phases->room.batch + (size_t)(self - phases->room.member) * batch_scratch_bytes();
 }
 
-static bool gate_up_piece(const struct phases *phases, struct phases_member *self)
+static bool gate_up_piece(const struct phases *phases, uint32_t member, struct phases_member *self)
 {
     struct split_place *at = &self->at;
     struct tiers_token token[SPLIT_TILE_MAX];
@@ -347,13 +429,18 @@ static bool gate_up_piece(const struct phases *phases, struct phases_member *sel
     uint32_t count, all, panels;
     size_t x_floats = x_stride(phases->job.layer), pair;
 
-    if (!before(at, &self->end))
-        return false;
+    if (self->left == 0) {
+        uint32_t begin, end;
+
+        if (!take(phases, phases->room.gate_up, member, claim_least(&any_layout(phases->job.layer)->gate_up), &begin, &end))
+            return false;
+        self->left = end - begin;
+        *at = split_place_of(phases->room.work, phases->expert_count, phases->tile, begin);
+    }
     expert = &phases->room.experts[at->work];
     count = tile_tokens(phases, expert, at->tile);
     all = phases->room.work[at->work].panels;
-    panels = at->work == self->end.work && at->tile == self->end.tile ? self->end.panel : all;
-    panels = least(panels - at->panel, split_piece(phases->budget, gate_up_panel_weights(expert->layout), count));
+    panels = least(least(all - at->panel, self->left), split_piece(phases->budget, gate_up_panel_weights(expert->layout), count));
     pair = (size_t)at->tile * phases->tile;
     for (uint32_t i = 0; i < count; i++, pair++) {
         uint32_t t = phases->room.pairs[expert->first + pair].token;
@@ -365,9 +452,12 @@ static bool gate_up_piece(const struct phases *phases, struct phases_member *sel
         };
     }
     run = tiers_run_of(&expert->layout->gate_up, expert->bytes, at->panel, panels);
-    batch_gate_up(tiers_active(), &run, token, count, batch_room(phases, self));
+    self->left -= panels;
     advance(phases, at, panels, 0, all);
-    return before(at, &self->end);
+    if (self->left && at->panel == 0 && count <= TIERS_TOKENS_MAX)
+        prefetch_next(&phases->room.experts[at->work].layout->gate_up, phases->room.experts[at->work].bytes, 0, self->left);
+    batch_gate_up(tiers_active(), &run, token, count, batch_room(phases, self));
+    return true;
 }
 
 static bool normalise_piece(const struct phases *phases, struct phases_member *self)
@@ -403,7 +493,7 @@ static float *sum_of(const struct phases *phases, struct chunk chunk, uint32_t t
     return (float *)phases->job.partial + (size_t)(chunk.first + token) * any_layout(layer)->hidden;
 }
 
-/* Output rows [first, end) of this member. */
+/* Output rows [first, end) that this member has taken. */
 static void member_rows(const struct phases *phases, const struct phases_member *self, uint32_t *ret_first, uint32_t *ret_end)
 {
     uint32_t hidden = any_layout(phases->job.layer)->hidden;
@@ -457,25 +547,27 @@ static void down_panels(const struct phases *phases, struct chunk chunk, const s
             .out = sum_of(phases, chunk, pair->token) + row,
         };
     }
+    if (count <= TIERS_TOKENS_MAX && at->panel + panels == self->row_panel_end && at->work + 1 < phases->expert_count)
+        prefetch_next(&expert[1].layout->down, expert[1].bytes, self->row_panel, self->row_panel_end - self->row_panel);
     batch_down(tiers_active(), &run, token, count, rows, batch_room(phases, self));
 }
 
-static bool down_piece(const struct phases *phases, struct chunk chunk, struct phases_member *self)
+static bool down_piece(const struct phases *phases, struct chunk chunk, uint32_t member, struct phases_member *self)
 {
     struct split_place *at = &self->at;
     const struct phases_expert *expert;
     uint32_t panels;
 
-    if (self->row_panel == self->row_panel_end)
-        return false;
-    if (!self->begun) {
+    if (self->row_panel == self->row_panel_end) {
+        if (!take(phases, phases->room.down, member, phases->rows_least, &self->row_panel, &self->row_panel_end))
+            return false;
+        *at = (struct split_place){.panel = self->row_panel};
         rows_begin(phases, chunk, self);
-        self->begun = true;
-        return true;
     }
     if (at->work == phases->expert_count) {
         rows_finish(phases, chunk, self);
-        return false;
+        self->row_panel = self->row_panel_end;
+        return true;
     }
     expert = &phases->room.experts[at->work];
     panels = split_piece(phases->budget, (uint64_t)expert->layout->neurons * LAYOUT_PANEL_ROWS, tile_tokens(phases, expert, at->tile));
@@ -520,29 +612,21 @@ uint32_t phases_count(const struct phases *phases)
 static void member_begin(const struct phases *phases, struct phases_member *self, uint32_t member, enum step step, struct chunk chunk)
 {
     uint32_t vectors = step == STEP_SORT ? chunk.count : phases->pair_count;
-    uint32_t row_panels = any_layout(phases->job.layer)->down.panels;
 
     self->begun = false;
-    /* The sort changes what the phases after it divide: it divides nothing but the tokens. */
+    self->left = 0;
+    self->row_panel = self->row_panel_end = 0;
     self->vector = split_even(vectors, phases->members, member);
     self->vector_end = split_even(vectors, phases->members, member + 1);
-    if (step == STEP_GATE_UP) {
-        self->at = phases->room.places[member];
-        self->end = phases->room.places[member + 1];
-    } else if (step == STEP_DOWN) {
-        self->row_panel = split_even(row_panels, phases->members, member);
-        self->row_panel_end = split_even(row_panels, phases->members, member + 1);
-        self->at = (struct split_place){.panel = self->row_panel};
-    }
 }
 
 static bool piece(struct phases *phases, enum step step, struct chunk chunk, uint32_t member, struct phases_member *self)
 {
     switch (step) {
     case STEP_SORT: return sort_piece(phases, chunk, member, self);
-    case STEP_GATE_UP: return gate_up_piece(phases, self);
+    case STEP_GATE_UP: return gate_up_piece(phases, member, self);
     case STEP_NORMALISE: return normalise_piece(phases, self);
-    case STEP_DOWN: return down_piece(phases, chunk, self);
+    case STEP_DOWN: return down_piece(phases, chunk, member, self);
     case STEPS: break;
     }
     return false;

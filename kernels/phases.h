@@ -56,18 +56,19 @@ struct phases {
     bool skip_first; /* the first chunk's sort phase is through already */
     struct phases_cost cost;
     struct phases_room {
-        struct phases_member *member;  /* [members] */
-        uint8_t *batch;                /* [members], of batch.h's calls */
-        struct phases_expert *experts; /* of the chunk: those somebody wants, ascending */
-        struct split_work *work;       /* the same, for the split */
-        struct split_place *places;    /* [members + 1] */
-        struct phases_pair *pairs;     /* sorted */
-        uint32_t *counts;              /* [expert_count], of the counting sort */
-        float *x, *x_undo;             /* x' [chunk][x_stride], 2^(e - 15) */
-        float *h;                      /* pair by pair, routed ones first */
-        float *y;                      /* [chunk][y_stride] for BF16; binary32 partials are summed in place */
+        struct phases_member *member;       /* [members] */
+        uint8_t *batch;                     /* [members], of batch.h's calls */
+        struct phases_expert *experts;      /* of the chunk: those somebody wants, ascending */
+        struct split_work *work;            /* the same, for the split */
+        struct phases_runs *gate_up, *down; /* [members]: whose work is whose */
+        uint32_t *begins;                   /* [members + 1], of the split */
+        struct phases_pair *pairs;          /* sorted */
+        uint32_t *counts;                   /* [expert_count], of the counting sort */
+        float *x, *x_undo;                  /* x' [chunk][x_stride], 2^(e - 15) */
+        float *h;                           /* pair by pair, routed ones first */
+        float *y;                           /* [chunk][y_stride] for BF16; binary32 partials are summed in place */
     } room;
-    uint32_t expert_count, pair_count, tile; /* of the chunk */
+    uint32_t expert_count, pair_count, tile, rows_least; /* of the chunk */
     uint64_t budget;
 };
 

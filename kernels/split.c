@@ -44,8 +44,8 @@ static uint64_t cost_of(const struct split_work *work, uint32_t tile)
     return ((uint64_t)full * split_cost(tile) + (rest ? split_cost(rest) : 0)) * work->panels;
 }
 
-/* The place nearest to where `cost` of this expert is spent; cost is at most the expert's. */
-static struct split_place place_in(const struct split_work *work, uint32_t index, uint32_t tile, uint64_t cost)
+/* Units of this expert before the place nearest to where `cost` of it is spent; cost is at most the expert's. */
+static uint32_t units_in(const struct split_work *work, uint32_t tile, uint64_t cost)
 {
     uint64_t of_tile = (uint64_t)split_cost(tile) * work->panels;
     uint32_t full = work->tokens / tile, rest = work->tokens % tile;
@@ -53,28 +53,36 @@ static struct split_place place_in(const struct split_work *work, uint32_t index
     uint64_t of_panel = split_cost(t < full ? tile : rest ? rest : tile);
     uint64_t panel = (cost - t * of_tile + of_panel / 2) / of_panel;
 
-    if (panel >= work->panels) {
-        panel = 0;
-        t++;
-    }
-    if (t >= split_tiles(work->tokens, tile))
-        return (struct split_place){index + 1, 0, 0};
-    return (struct split_place){index, t, (uint32_t)panel};
+    return t * work->panels + (uint32_t)panel;
 }
 
-void split_places(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t members, struct split_place *ret_places)
+void split_runs(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t members, uint32_t *ret_begins)
 {
     uint64_t total = 0, before = 0;
-    uint32_t at = 0;
+    uint32_t at = 0, units_before = 0;
 
     for (uint32_t i = 0; i < count; i++)
         total += cost_of(&work[i], tile);
     for (uint32_t m = 0; m < members; m++) {
         uint64_t target = total / members * m + total % members * m / members;
 
-        while (at < count && before + cost_of(&work[at], tile) <= target)
-            before += cost_of(&work[at++], tile);
-        ret_places[m] = at < count ? place_in(&work[at], at, tile, target - before) : (struct split_place){count, 0, 0};
+        for (; at < count && before + cost_of(&work[at], tile) <= target; at++) {
+            before += cost_of(&work[at], tile);
+            units_before += split_tiles(work[at].tokens, tile) * work[at].panels;
+        }
+        ret_begins[m] = units_before + (at < count ? units_in(&work[at], tile, target - before) : 0);
     }
-    ret_places[members] = (struct split_place){count, 0, 0};
+    ret_begins[members] = (uint32_t)units(work, count, tile);
+}
+
+struct split_place split_place_of(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t unit)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t mine = split_tiles(work[i].tokens, tile) * work[i].panels;
+
+        if (unit < mine)
+            return (struct split_place){i, unit / work[i].panels, unit % work[i].panels};
+        unit -= mine;
+    }
+    return (struct split_place){count, 0, 0};
 }

@@ -21,7 +21,7 @@ struct split_work {
     uint32_t panels; /* of its gate and up */
 };
 
-/* A place in the work: before panel `panel` of tile `tile` of expert `work`. The end is {count, 0, 0}. */
+/* The work in units: panel by panel, tile by tile, expert by expert. Where a unit is; the end is {count, 0, 0}. */
 struct split_place {
     uint32_t work, tile, panel;
 };
@@ -49,9 +49,21 @@ static inline uint64_t split_budget(uint64_t decode_weights, uint32_t members)
 /* Panels of a piece: at least 1. */
 uint32_t split_piece(uint64_t budget, uint64_t panel_weights, uint32_t tokens);
 
-/* Member m works from ret_places[m] to ret_places[m + 1]: contiguous runs of about equal cost. With many experts that is a run of experts,
- * with one they share its rows, and a hot one is cut by itself. Members beyond the number of panels get nothing. ret_places[members + 1]. */
-void split_places(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t members, struct split_place *ret_places);
+/* Member m's run is from unit ret_begins[m] to ret_begins[m + 1]: runs of about equal cost. With many experts that is a run of experts, with
+ * one they share its rows, and a hot one is cut by itself. Members beyond the number of units get nothing. ret_begins[members + 1]. */
+void split_runs(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t members, uint32_t *ret_begins);
+
+struct split_place split_place_of(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t unit);
+
+/* How much of what is left of a run is taken at once: half, so that whoever is through first can help with the rest, but `least` (more
+ * than 0) or what there is. An even number, for kernels that take two panels side by side. */
+static inline uint32_t split_claim(uint32_t left, uint32_t least)
+{
+    uint32_t half = left / 4 * 2;
+
+    half = half > least ? half : least;
+    return half < left ? half : left;
+}
 
 /* Member m's part of `count` equal things: from split_even(count, members, m) to split_even(count, members, m + 1). */
 static inline uint32_t split_even(uint32_t count, uint32_t members, uint32_t member)
