@@ -10,6 +10,7 @@
 
 unsigned check_compared;
 unsigned check_failed;
+bool check_stop;
 
 uint64_t check_u64(struct check_random *random)
 {
@@ -40,6 +41,8 @@ void check_fail(const char *format, ...)
     vprintf(format, args);
     putchar('\n');
     va_end(args);
+    if (check_stop)
+        exit(1);
 }
 
 bool check_same(const char *what, const char *tier, const void *have, const void *want, size_t bytes)

@@ -10,25 +10,6 @@
 #define TOKENS 3
 #define TOP_K 4
 
-/* A shape, all of whose numbers are drawn or fixed; slices of whole units and slices that begin or end inside a 128-block. */
-static const struct check_shape fixed_shapes[] = {
-    {16, 0, 16, 16, 1, 0},      {100, 0, 128, 128, 1, 0},   {130, 32, 160, 32, 3, 0},   {576, 64, 64, 64, 4, 64},
-    {128, 0, 64, 64, 2, 0},     {256, 96, 32, 32, 5, 0},    {600, 112, 16, 16, 2, 32},  {33, 0, 1, 16, 2, 0},
-    {17, 16, 7, 64, 1, 0},      {144, 96, 72, 32, 2, 144},  {1, 0, 16, 16, 1, 0},       {255, 64, 256, 128, 2, 0},
-    {48, 240, 300, 16, 2, 16},  {512, 0, 192, 128, 3, 0},   {64, 48, 16, 16, 0, 48}, /* only a shared expert */
-    /* Half panels and half groups: one unit at each place of a block, then more, ending within a block, at its end and in the next. */
-    {64, 0, 8, 8, 2, 0},        {96, 8, 8, 8, 1, 8},        {130, 24, 8, 8, 2, 24},     {200, 120, 8, 8, 3, 0},
-    {144, 0, 24, 8, 2, 0},      {33, 8, 24, 8, 2, 40},      {272, 24, 24, 8, 1, 0},     {100, 120, 24, 8, 2, 8},
-    {320, 0, 40, 8, 2, 0},      {48, 8, 40, 8, 2, 0},       {64, 24, 40, 8, 1, 72},     {65, 120, 40, 8, 2, 0},
-    {80, 0, 72, 8, 2, 0},       {256, 8, 72, 8, 2, 0},      {31, 24, 72, 8, 2, 0},      {160, 120, 72, 8, 2, 136},
-    {128, 0, 120, 8, 1, 0},     {96, 8, 120, 8, 2, 120},    {64, 24, 120, 8, 2, 0},     {48, 120, 120, 8, 2, 0},
-    {136, 0, 136, 8, 2, 0},     {40, 8, 136, 8, 2, 0},      {104, 24, 136, 8, 1, 0},    {72, 120, 136, 8, 2, 0},
-    {64, 8, 16, 8, 2, 16},      {64, 8, 128, 8, 1, 0},      {64, 120, 16, 8, 2, 0},     {64, 120, 264, 8, 1, 0},
-    /* short last units, and units of more than 8 that begin at 8 mod 16 */
-    {50, 8, 3, 8, 2, 5},        {70, 120, 13, 8, 1, 0},     {70, 24, 9, 24, 2, 0},      {90, 8, 20, 40, 2, 1},
-    {64, 8, 5, 64, 2, 0},       {40, 120, 150, 72, 1, 130},
-};
-
 struct inputs {
     uint16_t *memory, *x; /* x one element past memory: not aligned to anything */
     int32_t ids[TOKENS * TOP_K];
@@ -64,32 +45,6 @@ static void check_float64(const struct check_layer *layer, const struct run_inpu
     }
     free(want);
     free(bound);
-}
-
-/* FTZ and DAZ, each rounding, an exception left unmasked: the kernels' own environment holds inside, the caller's after. */
-static void check_mxcsr(const struct check_layer *layer, const struct run_input *input, const float *want)
-{
-#if defined(__SSE__)
-    static const unsigned hostile[] = {0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x1f00};
-    size_t bytes = (size_t)input->tokens * layer->layout.hidden * sizeof(float);
-    size_t count;
-    const struct tiers_variant *variants = tiers_variants(&count);
-    float *have = malloc(bytes);
-
-    for (size_t i = 0; i < count * (sizeof(hostile) / sizeof(hostile[0])); i++) {
-        const struct tiers_variant *variant = &variants[i % count];
-        struct run_input other = *input;
-
-        if (!kernels_tier_available(variant->tier))
-            continue;
-        other.mxcsr = hostile[i / count];
-        run_forward(layer, &other, variant->name, have);
-        check_same("forward with a hostile MXCSR", variant->name, have, want, bytes);
-    }
-    free(have);
-#else
-    (void)layer, (void)input, (void)want;
-#endif
 }
 
 /* Section 5 put together here from the experts' own results: ascending ids, equal ids in slot order, empty slots nowhere. */
@@ -170,7 +125,7 @@ static void check_shape(const struct check_shape *shape, bool hostile_mxcsr, str
     run_compared("moe", &layer, &input, y);
     check_float64(&layer, &input, y);
     if (hostile_mxcsr)
-        check_mxcsr(&layer, &input, y);
+        run_mxcsr("forward with a hostile MXCSR", &layer, &input, y);
     if (shape->experts > 1)
         check_routing(&layer, &inputs, shape);
     if (shape->experts > 1 && !shape->shared_neurons)
@@ -197,8 +152,8 @@ static struct check_shape random_shape(struct check_random *random)
 
 void check_forward(struct check_random *random)
 {
-    for (size_t i = 0; i < sizeof(fixed_shapes) / sizeof(fixed_shapes[0]); i++)
-        check_shape(&fixed_shapes[i], i < 4, random);
+    for (size_t i = 0; i < check_shapes_count; i++)
+        check_shape(&check_shapes[i], i % 4 == 0, random);
     for (int i = 0; i < 30; i++) {
         struct check_shape shape = random_shape(random);
 

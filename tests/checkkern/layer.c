@@ -49,9 +49,8 @@ static void expert_init(struct check_expert *expert, const struct layout_mlp *la
     }
 }
 
-static void pack_all(const struct layout_mlp *layout, const struct check_expert *expert, uint8_t *to)
+void check_pack(const struct layout_mlp *layout, const struct check_expert *expert, uint8_t *to)
 {
-    kernels_pack_begin(layout, to);
     for (int m = KERNELS_DOWN; m >= KERNELS_GATE; m--) {
         struct kernels_rows rows = {
             .matrix = (enum kernels_matrix)m,
@@ -95,13 +94,15 @@ static void pack_compared(const struct layout_mlp *layout, const struct check_ex
     size_t bytes = (size_t)layout->expert_bytes;
 
     kernels_select("ref", NULL);
-    pack_all(layout, expert, to);
+    kernels_pack_begin(layout, to);
+    check_pack(layout, expert, to);
     check_unpacked(layout, expert, to);
     for (size_t i = 0; check_tier(i, &variant); i++) {
         struct check_guarded other = check_guarded_new(bytes, 0);
 
         kernels_select(variant->name, NULL);
-        pack_all(layout, expert, other.data);
+        kernels_pack_begin(layout, other.data);
+        check_pack(layout, expert, other.data);
         check_same("pack", variant->name, other.data, to, bytes);
         if (!check_guarded_free(&other))
             check_fail("pack: %s wrote outside the expert", variant->name);

@@ -65,3 +65,29 @@ bool run_compared(const char *what, const struct check_layer *layer, const struc
     free(have);
     return same;
 }
+
+/* FTZ and DAZ, each rounding, an exception left unmasked. */
+void run_mxcsr(const char *what, const struct check_layer *layer, const struct run_input *input, const float *want)
+{
+#if defined(__SSE__)
+    static const unsigned hostile[] = {0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x1f00};
+    size_t bytes = (size_t)input->tokens * layer->layout.hidden * sizeof(float);
+    size_t count;
+    const struct tiers_variant *variants = tiers_variants(&count);
+    float *have = malloc(bytes);
+
+    for (size_t i = 0; i < count * (sizeof(hostile) / sizeof(hostile[0])); i++) {
+        const struct tiers_variant *variant = &variants[i % count];
+        struct run_input other = *input;
+
+        if (!kernels_tier_available(variant->tier))
+            continue;
+        other.mxcsr = hostile[i / count];
+        run_forward(layer, &other, variant->name, have);
+        check_same(what, variant->name, have, want, bytes);
+    }
+    free(have);
+#else
+    (void)what, (void)layer, (void)input, (void)want;
+#endif
+}

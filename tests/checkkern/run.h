@@ -18,6 +18,9 @@ void run_forward(const struct check_layer *layer, const struct run_input *input,
 /* Reference, then every tier against it by memcmp; false when one differs. ret_y: as the reference has it. */
 bool run_compared(const char *what, const struct check_layer *layer, const struct run_input *input, float *ret_y);
 
+/* Every tier, the reference too, entered with hostile settings of MXCSR: the kernels' own environment holds inside, the caller's after. */
+void run_mxcsr(const char *what, const struct check_layer *layer, const struct run_input *input, const float *want);
+
 /* y and the bound on its error (2^-20 of the sum of |terms|, through h) in double, from codes and scales, for one token. */
 void run_float64(const struct check_layer *layer, const struct run_input *input, uint32_t token, double *ret_y, double *ret_bound);
 
