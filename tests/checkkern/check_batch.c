@@ -164,7 +164,7 @@ static void check_subject(struct subject *subject, struct check_random *random)
             check_count(subject, &variants[i], count, random);
         for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]) && variants[i].tier != KERNELS_REF; c++)
             check_count(subject, &variants[i], counts[c], random);
-        for (uint32_t count = 2; count <= 160 && subject->down && variants[i].tier != KERNELS_REF; count += count < 14 ? 1 : 73)
+        for (uint32_t count = 2; count <= COUNT_MAX && subject->down && variants[i].tier != KERNELS_REF; count += count < 14 ? 1 : 115)
             check_shared_y(subject, &variants[i], count);
     }
     free(subject->v);
