@@ -289,6 +289,10 @@ static int no_slot(uint32_t layer, const uint8_t key[DIGEST_SIZE], const char *b
 static int rekey(struct link *link, const struct msg_rekey *words, uint32_t *ret_slot, struct err *why)
 {
     uint32_t from = wbuf_find(link->wbuf, words->from, words->layer), to = wbuf_find(link->wbuf, words->to, words->layer);
+    if (to != WBUF_NONE && words->replace && from != WBUF_NONE && from != to) {
+        wbuf_drop(link->wbuf, to);
+        to = WBUF_NONE;
+    }
     if (to != WBUF_NONE) { /* another load of the same weights was first */
         if (memcmp(wbuf_describe(link->wbuf, to).sources, words->sources, DIGEST_SIZE) != 0)
             return no_slot(words->layer, words->to, " from these sources", why);

@@ -98,6 +98,8 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_STOP_DUCK: peer_stop(head->peers[action->duck]); break;
     case CORE_ACT_PING: send_ping(head, action->duck); break;
     case CORE_ACT_OPEN: load_open(head, action->id); break;
+    case CORE_ACT_DIGEST: load_digest(head, action->id); break;
+    case CORE_ACT_REKEY: load_send_rekeys(head, action->duck, action->id); break;
     case CORE_ACT_STREAM: load_stream(head, action->id); break;
     case CORE_ACT_STREAM_CANCEL: load_cancel(head, action->id); break;
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;

@@ -31,7 +31,7 @@ void core_free(struct core *core)
         core_model_free_placements(&core->models[i]);
     }
     for (size_t i = 0; i < CORE_JOBS_MAX; i++)
-        free(core->jobs[i].missing);
+        core_job_free(&core->jobs[i]);
     for (size_t i = 0; i < CORE_SESSIONS_MAX; i++) {
         free(core->sessions[i].ranks);
         free(core->sessions[i].duck_of_rank);

@@ -85,6 +85,7 @@ struct core_model {
     struct arch *arch; /* owned; NULL until opened once */
     struct plan *plan; /* owned; NULL until planned */
     uint8_t key[DIGEST_SIZE];
+    bool provisional;       /* key stands for files whose weights are not all digested yet: no slot is used under it */
     uint32_t *duck_of_rank; /* owned, [plan->tp] */
     uint64_t job;           /* running load, 0: none */
     bool registered;        /* a load of it has succeeded: it comes back by itself */
@@ -111,12 +112,21 @@ enum core_job_state {
 
 enum core_job_phase {
     CORE_PHASE_OPEN,    /* headers and scales are being read and checked */
+    CORE_PHASE_DIGEST,  /* weights are being read to tell which slots can be kept */
     CORE_PHASE_PREPARE, /* slots are being sent */
+    CORE_PHASE_SEAL,    /* slots that are there go under the model's key */
     CORE_PHASE_END,
 };
 
 struct core_missing {
     uint32_t layer, rank;
+    bool done;
+};
+
+/* A finished slot that goes under the model's key. */
+struct core_rekey {
+    uint32_t layer, rank;
+    uint8_t from[DIGEST_SIZE], sources[DIGEST_SIZE];
     bool done;
 };
 
@@ -133,6 +143,16 @@ struct core_job {
     uint64_t waits_for;           /* while QUEUED: another job that prepares the same slots under another name; 0: none */
     struct core_missing *missing; /* owned; slots to prepare, by layer then rank */
     size_t missing_count, missing_done;
+    bool digested;             /* the weights were read once for it already */
+    bool *digest;              /* owned, [layers]: layers whose weights are to be read in CORE_PHASE_DIGEST */
+    struct arch *arch;         /* owned, during CORE_PHASE_DIGEST */
+    /* What the weights turned out to be: from the stream's end on. */
+    bool key_known;
+    uint8_t key[DIGEST_SIZE];
+    uint8_t (*sources)[DIGEST_SIZE]; /* owned, [layers] */
+    bool *known;                     /* owned, [layers] */
+    struct core_rekey *rekeys;       /* owned; in CORE_PHASE_SEAL */
+    size_t rekey_count, rekey_done;
     bool streaming; /* the loader works for it: it may end only when the loader has let go */
     uint64_t queued_ns, started_ns, ended_ns;
     uint64_t total_bytes, read_bytes, sent_bytes; /* checkpoint bytes to read; read; sent to ducks */
@@ -210,6 +230,8 @@ enum core_action_type {
     CORE_ACT_STOP_DUCK,      /* duck: kill it, its link is given up */
     CORE_ACT_PING,           /* duck */
     CORE_ACT_OPEN,           /* id = job: read and check the checkpoint, then core_load_opened */
+    CORE_ACT_DIGEST,         /* id = job: digest the weights of job->digest's layers, then core_load_digested */
+    CORE_ACT_REKEY,          /* duck, id = job: send it job->rekeys of its ranks; to the model's key, replacing when job->force */
     CORE_ACT_STREAM,         /* id = job: send the missing slots, then core_stream_ended */
     CORE_ACT_STREAM_CANCEL,  /* id = job: stop soon; core_stream_ended still follows */
     CORE_ACT_JOB_CHANGED,    /* id = job: tell waiters and watchers */
@@ -290,9 +312,12 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
 /* Takes arch. The checkpoint is only read during the call. */
 void core_load_opened(struct core *core, uint64_t now, uint64_t job, struct arch *arch, const struct checkpoint *checkpoint);
 void core_load_open_failed(struct core *core, uint64_t now, uint64_t job, const struct err *err);
+/* err NULL: all digests that were asked for are in the checkpoint. */
+void core_load_digested(struct core *core, uint64_t now, uint64_t job, const struct checkpoint *checkpoint, const struct err *err);
 void core_stream_progress(struct core *core, uint64_t job, uint64_t read_bytes, uint64_t sent_bytes);
-/* All slots were sent (err NULL), or not. Slots still unanswered may follow. */
-void core_stream_ended(struct core *core, uint64_t now, uint64_t job, const struct err *err);
+/* All slots were sent (err NULL), or not. Slots still unanswered may follow. The checkpoint is only read during the call; by now it has
+ * the digests of all that was streamed. */
+void core_stream_ended(struct core *core, uint64_t now, uint64_t job, const struct checkpoint *checkpoint, const struct err *err);
 void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct msg_slot *slot);
 void core_slot_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t job, const struct err *err);
 int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);

@@ -20,13 +20,12 @@ bool core_model_has_slot(const struct core *core, const struct core_model *model
     return slot && slot->state == MSG_SLOT_FINISHED && slot->rank == rank;
 }
 
-/* Finished slots of one rank under a key that a duck holds. */
-static uint32_t held(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t rank)
+/* Slots that a duck has for a rank, or may turn out to have. */
+static uint32_t held(const struct core *core, const struct core_wants *wants, uint32_t duck, uint32_t rank)
 {
     uint32_t count = 0;
-    for (size_t i = 0; i < duck->slot_count; i++)
-        count += duck->slots[i].rank == rank && duck->slots[i].state == MSG_SLOT_FINISHED &&
-                 memcmp(duck->slots[i].model_key, key, DIGEST_SIZE) == 0;
+    for (uint32_t layer = 0; core->ducks[duck].slot_count && layer < wants->next->arch->layers; layer++)
+        count += core_wants_usable(core, wants, duck, layer, rank) || core_wants_candidate(core, wants, duck, layer, rank);
     return count;
 }
 
@@ -35,13 +34,13 @@ static uint64_t room(const struct core_duck *duck)
     return duck->hello.capacity_bytes > duck->used_bytes ? duck->hello.capacity_bytes - duck->used_bytes : 0;
 }
 
-static uint32_t most_held(const struct core *core, const bool *taken, const uint8_t key[DIGEST_SIZE], uint32_t rank)
+static uint32_t most_held(const struct core *core, const struct core_wants *wants, const bool *taken, uint32_t rank)
 {
     uint32_t best = CORE_NONE, best_held = 0;
     for (uint32_t i = 0; i < core->duck_count; i++) {
         if (taken[i] || core->ducks[i].state != CORE_DUCK_UP)
             continue;
-        uint32_t here = held(&core->ducks[i], key, rank);
+        uint32_t here = held(core, wants, i, rank);
         if (here > best_held) {
             best = i;
             best_held = here;
@@ -61,11 +60,12 @@ static uint32_t most_room(const struct core *core, const bool *taken)
     return best;
 }
 
-int core_assign(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t tp, uint32_t *ret_duck_of_rank, struct err *err)
+int core_assign(const struct core *core, const struct core_wants *wants, uint32_t *ret_duck_of_rank, struct err *err)
 {
+    uint32_t tp = wants->next->plan->tp;
     bool taken[CORE_DUCKS_MAX] = {false};
     for (uint32_t rank = 0; rank < tp; rank++) {
-        ret_duck_of_rank[rank] = most_held(core, taken, key, rank);
+        ret_duck_of_rank[rank] = most_held(core, wants, taken, rank);
         if (ret_duck_of_rank[rank] != CORE_NONE)
             taken[ret_duck_of_rank[rank]] = true;
     }

@@ -19,6 +19,16 @@ struct core_job *core_job_find(struct core *core, uint64_t id)
     return NULL;
 }
 
+void core_job_free(struct core_job *job)
+{
+    arch_free(job->arch);
+    free(job->missing);
+    free(job->digest);
+    free(job->sources);
+    free(job->known);
+    free(job->rekeys);
+}
+
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err)
 {
     struct core_job *job = NULL;
@@ -33,7 +43,7 @@ int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t mod
     }
     if (!job)
         return err_set(err, -EBUSY, ERR_BUSY, "%d jobs are running or queued, which is the limit", CORE_JOBS_MAX);
-    free(job->missing);
+    core_job_free(job);
     *job = (struct core_job){
         .used = true,
         .id = core->next_job++,

@@ -174,46 +174,49 @@ void core_load_open_failed(struct core *core, uint64_t now, uint64_t id, const s
     if (job && !core_job_over(job))
         core_load_fail(core, now, job, err);
 }
-static void finish(struct core *core, uint64_t now, struct core_job *job)
+void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
 {
     struct core_model *model = &core->models[job->model];
-    if (model->old.plan) {
-        struct err gone = {0};
-        err_set(&gone, -ESTALE, ERR_CACHE_STALE, "model %s was loaded again: %s", model->name, model->reason);
-        core_session_key_gone(core, job->model, &gone);
-        core_placement_free(&model->old);
-    }
-    if (core_model_complete(core, model)) {
+    if (!model->provisional && core_model_complete(core, model)) {
         core_model_set_ready(core, job->model);
         model->registered = true;
         core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, job->model);
+    } else if (job->layer == CORE_NONE) {
+        struct err err = {0};
+        err_set(&err, -ESTALE, ERR_CACHE_STALE, "model %s: slots that were there have gone meanwhile; load it again", model->name);
+        core_load_fail(core, now, job, &err);
+        return;
     }
     core_job_end(core, now, job, CORE_JOB_DONE, NULL);
 }
-void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch *arch, const struct checkpoint *checkpoint)
+/* Takes arch. */
+static void plan(struct core *core, uint64_t now, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint)
 {
-    struct core_job *job = core_job_find(core, id);
-    if (!job || core_job_over(job)) {
-        arch_free(arch);
-        return;
-    }
-    job->started_ns = now;
     struct err err = {0};
     int r = core_load_plan(core, job, arch, checkpoint, &err);
+    if (r == CORE_PLAN_DIGEST) {
+        job->arch = arch;
+        job->phase = CORE_PHASE_DIGEST;
+        job->streaming = true;
+        core_push(core, CORE_ACT_DIGEST, CORE_NONE, job->id);
+        core_job_changed(core, job->id);
+        return;
+    }
     if (r) {
         arch_free(arch);
         if (r < 0) {
             core_load_fail(core, now, job, &err);
             return;
         }
-        free(job->missing);
-        job->missing = NULL;
-        job->missing_count = job->total_bytes = 0;
         job->state = CORE_JOB_QUEUED;
         return;
     }
     if (!job->missing_count) {
-        finish(core, now, job);
+        r = core_seal_learn(core, job, checkpoint, &err);
+        if (r < 0)
+            core_load_fail(core, now, job, &err);
+        else
+            core_seal(core, now, job);
         return;
     }
     struct core_model *model = &core->models[job->model];
@@ -223,6 +226,36 @@ void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch 
     core_push(core, CORE_ACT_STREAM, CORE_NONE, job->id);
     core_job_changed(core, job->id);
 }
+
+void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch *arch, const struct checkpoint *checkpoint)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job || core_job_over(job)) {
+        arch_free(arch);
+        return;
+    }
+    job->started_ns = now;
+    plan(core, now, job, arch, checkpoint);
+}
+
+void core_load_digested(struct core *core, uint64_t now, uint64_t id, const struct checkpoint *checkpoint, const struct err *err)
+{
+    struct core_job *job = core_job_find(core, id);
+    if (!job)
+        return;
+    job->streaming = false;
+    struct arch *arch = job->arch;
+    job->arch = NULL;
+    job->digested = true;
+    if (core_job_over(job) || err) {
+        arch_free(arch);
+        if (!core_job_over(job))
+            core_load_fail(core, now, job, err);
+        return;
+    }
+    plan(core, now, job, arch, checkpoint);
+}
+
 /* ---- slots arrive ---- */
 
 void core_stream_progress(struct core *core, uint64_t id, uint64_t read_bytes, uint64_t sent_bytes)
@@ -235,7 +268,7 @@ void core_stream_progress(struct core *core, uint64_t id, uint64_t read_bytes, u
     core_job_changed(core, job->id);
 }
 
-void core_stream_ended(struct core *core, uint64_t now, uint64_t id, const struct err *err)
+void core_stream_ended(struct core *core, uint64_t now, uint64_t id, const struct checkpoint *checkpoint, const struct err *err)
 {
     struct core_job *job = core_job_find(core, id);
     if (!job)
@@ -243,10 +276,22 @@ void core_stream_ended(struct core *core, uint64_t now, uint64_t id, const struc
     job->streaming = false;
     if (core_job_over(job))
         return;
+    struct err learn = {0};
+    if (!err && core_seal_learn(core, job, checkpoint, &learn) < 0)
+        err = &learn;
     if (err)
         core_load_fail(core, now, job, err);
     else if (job->missing_done == job->missing_count)
-        finish(core, now, job);
+        core_seal(core, now, job);
+}
+
+void core_duck_forget_slot(struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer)
+{
+    struct msg_slot *slot = (struct msg_slot *)core_duck_slot(duck, key, layer);
+    if (!slot)
+        return;
+    duck->used_bytes -= slot->bytes;
+    *slot = duck->slots[--duck->slot_count];
 }
 
 static void remember_slot(struct core_duck *duck, const struct msg_slot *slot)
@@ -275,7 +320,11 @@ void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct
     remember_slot(&core->ducks[duck], slot);
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *job = &core->jobs[i];
-        if (!job->used || core_job_over(job) || job->phase != CORE_PHASE_PREPARE)
+        if (!job->used || core_job_over(job))
+            continue;
+        if (job->phase == CORE_PHASE_SEAL)
+            core_seal_slot_done(core, now, job, duck, slot);
+        if (job->phase != CORE_PHASE_PREPARE)
             continue;
         const struct core_model *model = &core->models[job->model];
         if (memcmp(model->key, slot->model_key, DIGEST_SIZE) != 0)
@@ -288,7 +337,7 @@ void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct
             job->missing_done++;
         }
         if (job->missing_done == job->missing_count && !job->streaming)
-            finish(core, now, job);
+            core_seal(core, now, job);
     }
 }
 

@@ -71,9 +71,13 @@ static uint64_t layer_source_bytes(const struct core_model *model, uint32_t laye
     return neurons * arch->hidden;
 }
 
-static int list_missing(const struct core *core, const struct core_model *model, struct core_job *job, struct err *err)
+static int list_missing(const struct core *core, const struct core_wants *wants, struct core_job *job, struct err *err)
 {
+    const struct core_model *model = wants->next;
     size_t total = (size_t)model->arch->layers * model->plan->tp;
+    free(job->missing);
+    job->missing_count = 0;
+    job->total_bytes = job->read_bytes; /* what it has read to digest */
     job->missing = calloc(total, sizeof *job->missing);
     if (!job->missing)
         return err_no_memory(err, "list of slots", total * sizeof *job->missing);
@@ -82,7 +86,7 @@ static int list_missing(const struct core *core, const struct core_model *model,
             continue;
         size_t before = job->missing_count;
         for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
-            if (!job->force && core_model_has_slot(core, model, layer, rank))
+            if (core_wants_usable(core, wants, model->duck_of_rank[rank], layer, rank))
                 continue;
             job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
             job->total_bytes += rank_source_bytes(model, layer, rank);
@@ -148,6 +152,71 @@ static int check_shared(const struct core *core, const struct core_model *model,
     return -EBUSY;
 }
 
+/* Layers that may turn out to be there, once their weights are digested. True when there is one. */
+static bool list_digests(const struct core *core, const struct core_wants *wants, struct core_job *job, struct err *err)
+{
+    const struct core_model *next = wants->next;
+    bool any = false;
+    free(job->digest);
+    job->digest = calloc(next->arch->layers, sizeof *job->digest);
+    if (!job->digest) {
+        err_no_memory(err, "list of layers", next->arch->layers);
+        return false;
+    }
+    for (uint32_t layer = 0; layer < next->arch->layers; layer++) {
+        if (job->layer != CORE_NONE && job->layer != layer)
+            continue;
+        for (uint32_t rank = 0; rank < next->plan->tp && !job->digest[layer]; rank++)
+            job->digest[layer] = core_wants_candidate(core, wants, next->duck_of_rank[rank], layer, rank);
+        any |= job->digest[layer];
+        if (job->digest[layer])
+            job->total_bytes += 3 * layer_source_bytes(next, layer);
+    }
+    return any;
+}
+
+/* The model as the job would make it: plan, key, ducks. What it owns is the caller's. */
+static int place(const struct core *core, struct core_job *job, const struct checkpoint *checkpoint, struct core_wants *wants,
+                 struct core_model *next, struct err *err)
+{
+    bool known = checkpoint_model_key(checkpoint, next->arch, next->plan, next->key, NULL) == 0;
+    int r = known && job->force ? check_shared(core, wants->model, job, next->key, err) : 0;
+    if (r)
+        return r;
+    next->provisional = !known || job->force;
+    if (next->provisional) {
+        r = checkpoint_provisional_key(checkpoint, next->arch, next->plan, next->key, err);
+        if (r < 0)
+            return r;
+    }
+    return core_assign(core, wants, next->duck_of_rank, err);
+}
+
+static size_t plan_total(const struct core_job *job, const struct core_model *next)
+{
+    return (job->layer == CORE_NONE ? next->arch->layers : 1) * (size_t)next->plan->tp;
+}
+
+static int plan_slots(const struct core *core, struct core_job *job, const struct checkpoint *checkpoint, struct core_wants *wants,
+                      struct core_model *next, struct err *err)
+{
+    int r = place(core, job, checkpoint, wants, next, err);
+    if (r)
+        return r;
+    if (!job->digested && list_digests(core, wants, job, err))
+        return CORE_PLAN_DIGEST;
+    r = list_missing(core, wants, job, err);
+    if (r == -ENOSPC && job->force && checkpoint_model_key(checkpoint, next->arch, next->plan, next->key, NULL) == 0) {
+        /* No room beside what is there: in its place. */
+        struct err beside = {0};
+        if (list_missing(core, wants, job, &beside) == 0) {
+            *err = (struct err){0};
+            r = 0;
+        }
+    }
+    return r == 0 && job->missing_count ? check_shared(core, wants->model, job, next->key, err) : r;
+}
+
 int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err)
 {
     struct core_model *model = &core->models[job->model];
@@ -156,26 +225,24 @@ int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, c
     int r = make_plan(core, model, job, arch, &plan, err);
     if (r < 0)
         return r;
-    r = checkpoint_model_key(checkpoint, arch, plan, next.key, err);
-    if (r < 0)
-        return r;
     _cleanup_(freep) uint32_t *duck_of_rank = calloc(plan->tp, sizeof *duck_of_rank);
     if (!duck_of_rank)
         return err_no_memory(err, "ranks", plan->tp * sizeof *duck_of_rank);
-    r = core_assign(core, next.key, plan->tp, duck_of_rank, err);
-    if (r < 0)
-        return r;
     next.arch = arch;
     next.plan = plan;
     next.duck_of_rank = duck_of_rank;
-    r = list_missing(core, &next, job, err);
-    if (r == 0 && job->missing_count)
-        r = check_shared(core, model, job, next.key, err);
+    struct core_wants wants;
+    r = core_wants_init(&wants, model, &next, checkpoint, job->force, err);
+    if (r < 0)
+        return r;
+    r = plan_slots(core, job, checkpoint, &wants, &next, err);
+    core_wants_release(&wants);
     if (r)
         return r;
     bool same_key = model->plan && memcmp(model->key, next.key, DIGEST_SIZE) == 0;
-    size_t total = (job->layer == CORE_NONE ? arch->layers : 1) * (size_t)plan->tp;
-    explain(model, plan, same_key, job->force, job->missing_count, total, next.reason, sizeof next.reason);
+    size_t total = plan_total(job, &next);
+    explain(model, plan, same_key || (model->plan && model->provisional), job->force, job->missing_count, total, next.reason,
+            sizeof next.reason);
     snprintf(next.cache, sizeof next.cache, "%s", !job->missing_count ? "hit" : job->missing_count < total ? "partial" : "miss");
 
     struct core_placement before = core_placement_take(model);

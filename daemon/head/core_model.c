@@ -18,7 +18,10 @@ const struct core_model *core_model_sharing(const struct core *core, const struc
 {
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
         const struct core_model *other = &core->models[i];
-        if (other->used && other != model && other->plan && memcmp(other->key, key, DIGEST_SIZE) == 0)
+        if (!other->used || other == model)
+            continue;
+        if ((other->plan && memcmp(other->key, key, DIGEST_SIZE) == 0) ||
+            (other->old.plan && memcmp(other->old.key, key, DIGEST_SIZE) == 0))
             return other;
     }
     return NULL;
@@ -74,6 +77,7 @@ bool core_model_return(struct core *core, struct core_model *model)
     model->plan = model->old.plan;
     model->duck_of_rank = model->old.duck_of_rank;
     memcpy(model->key, model->old.key, DIGEST_SIZE);
+    model->provisional = false;
     model->old = (struct core_placement){0};
     snprintf(model->reason, sizeof model->reason, "returned to after a load that failed");
     if (core_model_complete(core, model)) {
@@ -105,7 +109,7 @@ void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck)
             core_err_duck_lost(core, duck, "idle", CORE_NONE, &model->error);
         }
         struct core_job *job = model->job ? core_job_find(core, model->job) : NULL;
-        if (job && job->phase == CORE_PHASE_PREPARE && !core_job_over(job)) {
+        if (job && (job->phase == CORE_PHASE_PREPARE || job->phase == CORE_PHASE_SEAL) && !core_job_over(job)) {
             uint32_t layer = CORE_NONE;
             for (size_t m = 0; m < job->missing_count && layer == CORE_NONE; m++)
                 if (!job->missing[m].done && model->duck_of_rank[job->missing[m].rank] == duck)
@@ -131,7 +135,7 @@ void core_model_reconcile(struct core *core, uint64_t now, uint32_t index)
     for (uint32_t rank = 0; rank < model->plan->tp; rank++)
         if (core->ducks[model->duck_of_rank[rank]].state != CORE_DUCK_UP)
             return;
-    if (core_model_complete(core, model)) {
+    if (!model->provisional && core_model_complete(core, model)) {
         core_model_set_ready(core, index);
         return;
     }

@@ -4,16 +4,41 @@
 
 #include "daemon/head/core.h"
 
+/* What a load wants to find on the ducks (core_wants.c). The model is a copy that holds arch, plan, key, provisional. */
+struct core_wants {
+    const struct core_model *model;  /* the one in the table, whose own keys are free to take from */
+    const struct core_model *next;   /* as it would be */
+    uint8_t (*sources)[DIGEST_SIZE]; /* owned, [layers] as checkpoint_layer_sources */
+    bool *known;                     /* owned, [layers] */
+    bool force;                      /* nothing there is good enough */
+};
+
+int core_wants_init(struct core_wants *wants, const struct core_model *model, const struct core_model *next,
+                    const struct checkpoint *checkpoint, bool force, struct err *err);
+void core_wants_release(struct core_wants *wants);
+/* A finished slot of the layer and rank that can stay, under whatever key; the model's own is preferred. NULL: none. */
+const struct msg_slot *core_wants_usable(const struct core *core, const struct core_wants *wants, uint32_t duck, uint32_t layer,
+                                         uint32_t rank);
+/* There is a slot that can stay if the layer's weights turn out to be its sources, which is not known yet. */
+bool core_wants_candidate(const struct core *core, const struct core_wants *wants, uint32_t duck, uint32_t layer, uint32_t rank);
+/* Notes in the job what the weights are. */
+int core_seal_learn(struct core *core, struct core_job *job, const struct checkpoint *checkpoint, struct err *err);
+/* All slots are there: those under other keys are put under the model's. Ends the job, now or when the ducks have answered. */
+void core_seal(struct core *core, uint64_t now, struct core_job *job);
+void core_seal_slot_done(struct core *core, uint64_t now, struct core_job *job, uint32_t duck, const struct msg_slot *slot);
+void core_load_finish(struct core *core, uint64_t now, struct core_job *job);
 void core_push(struct core *core, enum core_action_type type, uint32_t duck, uint64_t id);
 void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck);
 void core_model_reconcile(struct core *core, uint64_t now, uint32_t model);
 void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck);
 void core_session_model_ready(struct core *core, uint32_t model);
+void core_job_free(struct core_job *job); /* what it owns */
 void core_job_changed(struct core *core, uint64_t id);
 void core_job_start_queued(struct core *core);
 void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err);
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
+void core_duck_forget_slot(struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
 static inline uint32_t core_model_index(const struct core *core, const struct core_model *model)
 {
@@ -26,7 +51,11 @@ struct core_placement core_placement_take(struct core_model *model);
 bool core_model_complete(const struct core *core, const struct core_model *model);
 void core_model_set_ready(struct core *core, uint32_t model);
 /* Everything is worked out on a copy of the model and taken over only when all of it holds, so that a refused load leaves a loaded
- * model as it was. 1: nothing was taken over, the job waits for another. */
+ * model as it was. Positive: nothing was taken over, and it is to be called again. */
+enum {
+    CORE_PLAN_WAIT = 1,   /* when job->waits_for is over */
+    CORE_PLAN_DIGEST = 2, /* when the layers of job->digest are digested */
+};
 int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err);
 /* The job ends, and the model is what that makes of it. */
 void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err);
@@ -37,7 +66,7 @@ void core_session_key_gone(struct core *core, uint32_t model, const struct err *
 bool core_model_return(struct core *core, struct core_model *model);
 /* Another model of the same key, whose slots are the same ones; NULL: none. */
 const struct core_model *core_model_sharing(const struct core *core, const struct core_model *model, const uint8_t key[DIGEST_SIZE]);
-int core_assign(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t tp, uint32_t *ret_duck_of_rank, struct err *err);
+int core_assign(const struct core *core, const struct core_wants *wants, uint32_t *ret_duck_of_rank, struct err *err);
 void core_session_model_gone(struct core *core, uint64_t now, uint32_t model, const struct err *err);
 void core_drop_duck_lost(struct core *core, uint32_t duck);
 void core_err_duck_lost(const struct core *core, uint32_t duck, const char *phase, uint32_t layer, struct err *err);

@@ -1,5 +1,7 @@
 #include "daemon/head/db.h"
 
+#include "daemon/model/checkpoint.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -22,6 +24,8 @@ struct db {
 static const char *const migrations[] = {
     "CREATE TABLE model (name TEXT PRIMARY KEY, path TEXT NOT NULL, tp INTEGER NOT NULL, multiple_of INTEGER NOT NULL,"
     " strategy TEXT NOT NULL, model_key TEXT NOT NULL) STRICT;",
+    "CREATE TABLE shard (dir TEXT NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (dir, file))"
+    " STRICT;",
 };
 
 static int db_err(struct db *db, const char *what, struct err *err)
@@ -219,6 +223,59 @@ int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *
     }
     if (r == 0 && step != SQLITE_DONE)
         r = db_err(db, "list models", err);
+    sqlite3_finalize(statement);
+    return r;
+}
+
+int db_begin(struct db *db, struct err *err)
+{
+    return execute(db, "BEGIN", "begin", err);
+}
+
+int db_end(struct db *db, bool good, struct err *err)
+{
+    if (good)
+        return execute(db, "COMMIT", "commit", err);
+    sqlite3_exec(db->handle, "ROLLBACK", NULL, NULL, NULL);
+    return err && err->code ? err->code : -EIO;
+}
+
+int db_save_record(struct db *db, const char *dir, const char *file, const void *record, size_t length, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    bool ok =
+        sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO shard VALUES (?, ?, ?, unixepoch())", -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 1, dir, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 2, file, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_blob64(statement, 3, record, length, SQLITE_STATIC) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
+    int r = ok ? 0 : db_err(db, "save digests", err);
+    sqlite3_finalize(statement);
+    if (r < 0)
+        return r;
+    char sql[256];
+    snprintf(sql, sizeof sql,
+             "DELETE FROM shard WHERE (SELECT count(*) FROM shard) > %d AND rowid IN (SELECT rowid FROM shard ORDER BY used LIMIT 64)",
+             DB_RECORDS_MAX);
+    return execute(db, sql, "forget digests", err);
+}
+
+int db_load_record(struct db *db, const char *dir, const char *file, struct buf *ret_record, struct err *err)
+{
+    sqlite3_stmt *statement = NULL;
+    int r = 0, step = SQLITE_ERROR;
+    if (sqlite3_prepare_v2(db->handle, "SELECT record FROM shard WHERE dir = ? AND file = ?", -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 1, dir, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 2, file, -1, SQLITE_STATIC) == SQLITE_OK)
+        step = sqlite3_step(statement);
+    if (step == SQLITE_ROW) {
+        size_t length = (size_t)sqlite3_column_bytes(statement, 0);
+        if (length <= CHECKPOINT_RECORD_MAX && length)
+            r = buf_append(ret_record, sqlite3_column_blob(statement, 0), length, CHECKPOINT_RECORD_MAX);
+        if (r < 0)
+            err_no_memory(err, "record of digests", length);
+    } else if (step != SQLITE_DONE) {
+        r = db_err(db, "read digests", err);
+    }
     sqlite3_finalize(statement);
     return r;
 }

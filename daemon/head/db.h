@@ -1,9 +1,11 @@
-/* What fp9d must remember across restarts, in sqlite: the registered models.
+/* What fp9d must remember across restarts, in sqlite: the registered models, and what the shards of checkpoints hold.
  *
  * Opened on the loop's thread before the loop runs, used on the disk worker afterwards; never by two threads at once. */
 #ifndef FP9_HEAD_DB_H
 #define FP9_HEAD_DB_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/base/cleanup.h"
@@ -29,5 +31,16 @@ int db_save_model(struct db *db, const struct db_model *model, struct err *err);
 int db_forget_model(struct db *db, const char *name, struct err *err);
 /* Calls `each` for every model, by name. Stops at and returns its first negative result. */
 int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err);
+
+/* Several writes as one. db_end gives the first error, also that of a write before it. */
+int db_begin(struct db *db, struct err *err);
+int db_end(struct db *db, bool good, struct err *err);
+
+/* The digests of a shard (checkpoint_record_write), by directory and file name. Those not used for longest are forgotten beyond
+ * DB_RECORDS_MAX. An unknown one is an empty record. */
+#define DB_RECORDS_MAX 8192
+struct buf;
+int db_save_record(struct db *db, const char *dir, const char *file, const void *record, size_t length, struct err *err);
+int db_load_record(struct db *db, const char *dir, const char *file, struct buf *ret_record, struct err *err);
 
 #endif

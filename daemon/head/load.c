@@ -2,12 +2,18 @@
 #include "daemon/head/load.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/db.h"
+#include "daemon/head/load_digest.h"
 #include "daemon/head/load_stream.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/wire/msg_cache.h"
+
+#define LOAD_SAVE_EVERY (1 * CLOCK_NS_PER_S)
 
 struct load {
     struct load *next;
@@ -18,8 +24,18 @@ struct load {
     struct arch *arch;             /* owned until the core takes it */
     struct checkpoint *checkpoint; /* owned */
     struct err err;
-    bool opening, streaming;
+    bool opening, digesting, streaming;
+    bool force;                 /* no record is trusted when it streams */
     struct load_stream *stream; /* owned; set while and after streaming */
+    /* digesting */
+    struct arch shape;
+    bool layers[ARCH_LAYERS_MAX];
+    _Atomic bool cancelled;
+    _Atomic uint64_t digest_bytes;
+    /* records of digests */
+    uint64_t saved_known; /* digests that the database has */
+    uint64_t saved_ns;
+    unsigned saving; /* tasks on the disk worker that point here */
 };
 
 static struct load *load_find(struct head *head, uint64_t job)
@@ -42,7 +58,7 @@ void load_forget(struct head *head, uint64_t job)
 {
     for (struct load **at = &head->loads; *at; at = &(*at)->next) {
         struct load *load = *at;
-        if (load->job != job || load->opening || load->streaming)
+        if (load->job != job || load->opening || load->digesting || load->streaming || load->saving)
             continue;
         *at = load->next;
         load_free(load);
@@ -62,6 +78,71 @@ static void explain_hidden(const char *path, struct err *err)
         err_prefix(err, "fp9d's service runs as user %u", (unsigned)geteuid());
 }
 
+/* ---- records of digests ---- */
+
+/* Disk worker. A record that cannot be read is one that is not there: its shard is digested again. */
+static void read_records(struct load *load)
+{
+    for (uint32_t shard = 0; shard < checkpoint_shard_count(load->checkpoint); shard++) {
+        struct buf record = {0};
+        struct err err = {0};
+        const char *file = checkpoint_shard_name(load->checkpoint, shard);
+        int r = db_load_record(load->head->db, load->path, file, &record, &err);
+        if (r < 0)
+            log_warning("db", "%s/%s: its digests are not known: %s", load->path, file, err.message);
+        else if (record.length)
+            checkpoint_record_read(load->checkpoint, shard, record.data, record.length);
+        buf_release(&record);
+    }
+    load->saved_known = checkpoint_digests_known(load->checkpoint);
+}
+
+/* Disk worker. */
+static void save_run(void *user)
+{
+    struct load *load = user;
+    uint32_t count = checkpoint_shard_count(load->checkpoint);
+    struct err err = {0};
+    int r = db_begin(load->head->db, &err);
+    for (uint32_t shard = 0; r == 0 && shard < count; shard++) {
+        struct buf record = {0};
+        r = checkpoint_record_write(load->checkpoint, shard, &record);
+        if (r < 0)
+            err_no_memory(&err, "record of digests", 0);
+        else
+            r = db_save_record(load->head->db, load->path, checkpoint_shard_name(load->checkpoint, shard), record.data, record.length,
+                               &err);
+        buf_release(&record);
+    }
+    r = db_end(load->head->db, r == 0, &err);
+    if (r < 0)
+        log_error("db", "%s: the digests of its weights are not remembered: %s", load->path, err.message);
+}
+
+static void save_done(void *user)
+{
+    struct load *load = user;
+    struct head *head = load->head;
+    load->saving--;
+    const struct core_job *job = core_job_find(head->core, load->job);
+    if (!job || core_job_over(job))
+        load_forget(head, load->job);
+}
+
+/* The disk worker's order makes sure that a load that is opened later finds them. */
+static void save_records(struct load *load)
+{
+    uint64_t known = checkpoint_digests_known(load->checkpoint);
+    if (known == load->saved_known)
+        return;
+    load->saved_known = known;
+    load->saved_ns = clock_now_ns();
+    load->saving++;
+    worker_submit(load->head->disk, save_run, save_done, load);
+}
+
+/* ---- opening ---- */
+
 /* Disk worker. */
 static void open_run(void *user)
 {
@@ -75,6 +156,7 @@ static void open_run(void *user)
     const char *ignored = checkpoint_ignored(load->checkpoint);
     if (*ignored)
         log_info("load", "%s: ignored, not in the index: %s", load->path, ignored);
+    read_records(load);
 }
 
 static void open_done(void *user)
@@ -102,16 +184,57 @@ void load_open(struct head *head, uint64_t job)
     load->head = head;
     load->job = job;
     load->opening = true;
+    load->force = known->force;
     memcpy(load->path, head->core->models[known->model].path, sizeof load->path);
     load->next = head->loads;
     head->loads = load;
     worker_submit(head->disk, open_run, open_done, load);
 }
 
+/* ---- digesting ---- */
+
+/* Bulk worker. */
+static void digest_run(void *user)
+{
+    struct load *load = user;
+    const struct load_digest what = {
+        .arch = &load->shape, .layers = load->layers, .cancelled = &load->cancelled, .read_bytes = &load->digest_bytes};
+    load_digest_run(&what, load->checkpoint, &load->err);
+}
+
+static void digest_done(void *user)
+{
+    struct load *load = user;
+    struct head *head = load->head;
+    uint64_t job = load->job;
+    load->digesting = false;
+    save_records(load);
+    core_stream_progress(head->core, job, load->digest_bytes, 0);
+    core_load_digested(head->core, clock_now_ns(), job, load->checkpoint, load->err.code ? &load->err : NULL);
+    act_run(head);
+    const struct core_job *known = core_job_find(head->core, job);
+    if (!known || core_job_over(known))
+        load_forget(head, job);
+}
+
+void load_digest(struct head *head, uint64_t job)
+{
+    struct load *load = load_find(head, job);
+    const struct core_job *known = core_job_find(head->core, job);
+    load->shape = *known->arch;
+    memcpy(load->layers, known->digest, known->arch->layers * sizeof *load->layers);
+    load->digesting = true;
+    worker_submit(head->bulk, digest_run, digest_done, load);
+}
+
+/* ---- streaming ---- */
+
 /* Bulk worker. */
 static void stream_run(void *user)
 {
     struct load *load = user;
+    if (load->force)
+        checkpoint_digests_forget(load->checkpoint);
     load_stream_run(load->stream, load->checkpoint, &load->err);
 }
 
@@ -121,10 +244,13 @@ static void stream_done(void *user)
     struct head *head = load->head;
     uint64_t job = load->job, read_bytes, sent_bytes;
     load->streaming = false;
+    save_records(load);
     load_stream_progress(load->stream, &read_bytes, &sent_bytes);
-    core_stream_progress(head->core, job, read_bytes, sent_bytes);
-    core_stream_ended(head->core, clock_now_ns(), job, load->err.code ? &load->err : NULL);
-    load_forget(head, job);
+    core_stream_progress(head->core, job, load->digest_bytes + read_bytes, sent_bytes);
+    core_stream_ended(head->core, clock_now_ns(), job, load->checkpoint, load->err.code ? &load->err : NULL);
+    const struct core_job *known = core_job_find(head->core, job);
+    if (!known || core_job_over(known))
+        load_forget(head, job);
     act_run(head);
 }
 
@@ -140,18 +266,46 @@ void load_stream(struct head *head, uint64_t job)
 void load_cancel(struct head *head, uint64_t job)
 {
     struct load *load = load_find(head, job);
-    if (load && load->stream)
+    if (!load)
+        return;
+    atomic_store(&load->cancelled, true);
+    if (load->stream)
         load_stream_cancel(load->stream);
+}
+
+void load_send_rekeys(struct head *head, uint32_t duck, uint64_t id)
+{
+    const struct core_job *job = core_job_find(head->core, id);
+    const struct core_model *model = &head->core->models[job->model];
+    if (core_job_over(job))
+        return;
+    for (size_t i = 0; i < job->rekey_count; i++) {
+        const struct core_rekey *rekey = &job->rekeys[i];
+        if (rekey->done || model->duck_of_rank[rekey->rank] != duck)
+            continue;
+        struct msg_rekey msg = {.layer = rekey->layer, .replace = job->force};
+        memcpy(msg.from, rekey->from, DIGEST_SIZE);
+        memcpy(msg.to, model->key, DIGEST_SIZE);
+        memcpy(msg.sources, rekey->sources, DIGEST_SIZE);
+        struct outgoing *out = outgoing_new();
+        if (msg_rekey_encode(&out->buf, load_stream_request(id, i), &msg) < 0)
+            abort(); /* a hundred bytes */
+        peer_send(head->peers[duck], out, true);
+        outgoing_unref(out);
+    }
 }
 
 void load_tick(struct head *head)
 {
     for (struct load *load = head->loads; load; load = load->next) {
-        if (!load->streaming)
-            continue;
-        uint64_t read_bytes, sent_bytes;
-        load_stream_progress(load->stream, &read_bytes, &sent_bytes);
-        core_stream_progress(head->core, load->job, read_bytes, sent_bytes);
+        uint64_t read_bytes = 0, sent_bytes = 0;
+        if (load->streaming)
+            load_stream_progress(load->stream, &read_bytes, &sent_bytes);
+        if (load->streaming || load->digesting)
+            core_stream_progress(head->core, load->job, load->digest_bytes + read_bytes, sent_bytes);
+        /* Now and then, so that a load that is cut does not digest again what it has digested. */
+        if (load->streaming && !load->saving && clock_now_ns() - load->saved_ns > LOAD_SAVE_EVERY)
+            save_records(load);
     }
 }
 

@@ -6,6 +6,10 @@
 
 /* CORE_ACT_OPEN: ends in core_load_opened or core_load_open_failed. */
 void load_open(struct head *head, uint64_t job);
+/* CORE_ACT_DIGEST: ends in core_load_digested. */
+void load_digest(struct head *head, uint64_t job);
+/* CORE_ACT_REKEY: sends a duck the job's rekeys that concern it. */
+void load_send_rekeys(struct head *head, uint32_t duck, uint64_t job);
 /* CORE_ACT_STREAM: ends in core_stream_ended. The checkpoint is the one that load_open left open. */
 void load_stream(struct head *head, uint64_t job);
 /* CORE_ACT_STREAM_CANCEL */

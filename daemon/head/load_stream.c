@@ -20,8 +20,9 @@ struct load_stream {
     uint32_t *duck_of_rank;       /* owned */
     struct core_missing *missing; /* owned */
     size_t missing_count;
-    uint8_t *chunk; /* owned, STREAM_CHUNK_BYTES + one row group */
-    float *scales; /* owned, of one frame */
+    struct digest *digest; /* owned; of the matrix that is being read */
+    uint8_t *chunk;        /* owned, STREAM_CHUNK_BYTES + one row group */
+    float *scales;         /* owned, of one frame */
     atomic_bool cancelled;
     _Atomic uint64_t read_bytes, sent_bytes;
     pthread_mutex_t lock;
@@ -70,6 +71,7 @@ void load_stream_free(struct load_stream *stream)
     free(stream->plan.ranks);
     free(stream->duck_of_rank);
     free(stream->missing);
+    digest_free(stream->digest);
     free(stream->chunk);
     free(stream->scales);
     pthread_cond_destroy(&stream->less);
@@ -249,25 +251,44 @@ static uint32_t wire_expert(int expert)
     return expert == ARCH_EXPERT_SHARED ? MSG_EXPERT_SHARED : expert == ARCH_EXPERT_DENSE ? 0 : (uint32_t)expert;
 }
 
-/* gate_proj, up_proj: a rank's slice is a run of rows. */
+/* The rows of a rank: every rank's follow on the one before, from 0 to the last row. */
+static const struct plan_slice *slice_of_rank(const struct load_stream *stream, int expert, uint32_t rank)
+{
+    const struct plan_rank *share = &stream->plan.ranks[rank];
+    return expert == ARCH_EXPERT_SHARED ? &share->shared : expert == ARCH_EXPERT_DENSE ? &share->dense : &share->routed;
+}
+
+static void keep_digest(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix)
+{
+    uint8_t digest[DIGEST_SIZE];
+    digest_finish(stream->digest, digest);
+    checkpoint_digest_set(checkpoint, matrix, digest);
+}
+
+/* gate_proj, up_proj: a rank's slice is a run of rows. Those of other ranks are read only when the matrix has no digest yet. */
 static int stream_by_rows(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
                           enum kernels_matrix which, const struct target *targets, size_t count, struct err *err)
 {
     uint32_t most = rows_at_once(matrix);
-    for (size_t t = 0; t < count; t++) {
-        const struct layout_mlp *layout = layout_of(&targets[t], expert);
-        for (uint32_t row = 0, rows; row < layout->neurons; row += rows) {
-            rows = layout_tile_row(&layout->gate_up, layout_tile(&layout->gate_up, row) + most / LAYOUT_TILE_ROWS) - row;
-            if (rows > layout->neurons - row)
-                rows = layout->neurons - row;
-            int r = read_rows(stream, checkpoint, matrix, layout->begin + row, rows, err);
-            if (r == 0)
-                r = send_rows(stream, matrix, &targets[t], layout, wire_expert(expert), which, row, rows, stream->chunk, matrix->columns, 0,
-                              matrix->columns, err);
+    bool digests = !checkpoint_digest_known(checkpoint, matrix);
+    size_t t = 0;
+    for (uint32_t rank = 0; rank < stream->plan.tp; rank++) {
+        const struct target *target = t < count && targets[t].rank == rank ? &targets[t++] : NULL;
+        const struct plan_slice *slice = slice_of_rank(stream, expert, rank);
+        for (uint32_t row = 0; (target || digests) && row < slice->neurons; row += most) {
+            uint32_t rows = slice->neurons - row < most ? slice->neurons - row : most;
+            int r = read_rows(stream, checkpoint, matrix, slice->begin + row, rows, err);
+            if (r == 0 && digests)
+                digest_update(stream->digest, stream->chunk, (size_t)rows * matrix->columns);
+            if (r == 0 && target)
+                r = send_rows(stream, matrix, target, layout_of(target, expert), wire_expert(expert), which, row, rows, stream->chunk,
+                              matrix->columns, 0, matrix->columns, err);
             if (r < 0)
                 return r;
         }
     }
+    if (digests)
+        keep_digest(stream, checkpoint, matrix);
     return 0;
 }
 
@@ -276,9 +297,12 @@ static int stream_by_columns(struct load_stream *stream, struct checkpoint *chec
                              const struct target *targets, size_t count, struct err *err)
 {
     uint32_t most = rows_at_once(matrix);
+    bool digests = !checkpoint_digest_known(checkpoint, matrix);
     for (uint32_t row = 0; row < matrix->rows; row += most) {
         uint32_t rows = matrix->rows - row < most ? matrix->rows - row : most;
         int r = read_rows(stream, checkpoint, matrix, row, rows, err);
+        if (r == 0 && digests)
+            digest_update(stream->digest, stream->chunk, (size_t)rows * matrix->columns);
         for (size_t t = 0; r == 0 && t < count; t++) {
             const struct layout_mlp *layout = layout_of(&targets[t], expert);
             r = send_rows(stream, matrix, &targets[t], layout, wire_expert(expert), KERNELS_DOWN, row, rows, stream->chunk, matrix->columns,
@@ -287,6 +311,8 @@ static int stream_by_columns(struct load_stream *stream, struct checkpoint *chec
         if (r < 0)
             return r;
     }
+    if (digests)
+        keep_digest(stream, checkpoint, matrix);
     return 0;
 }
 
@@ -336,6 +362,15 @@ static int begin_target(struct load_stream *stream, uint32_t layer, struct targe
     return r < 0 ? r : send_out(stream, target->rank, out, err);
 }
 
+static int end_target(struct load_stream *stream, const struct target *target, const uint8_t sources[DIGEST_SIZE], struct err *err)
+{
+    struct outgoing *out = outgoing_new();
+    int r = encoded(msg_prepare_sources_encode(&out->buf, target->request, sources), out, err);
+    if (r == 0)
+        r = send_out(stream, target->rank, out, err);
+    return r < 0 ? r : send_empty(stream, WIRE_PREPARE_END, target, err);
+}
+
 static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct target *targets, size_t count,
                         struct err *err)
 {
@@ -351,9 +386,12 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
     } else if (r == 0) {
         r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_DENSE, targets, count, err);
     }
+    uint8_t sources[DIGEST_SIZE];
+    if (r == 0 && !checkpoint_layer_sources(checkpoint, layer, sources))
+        r = err_set(err, -ENOMEM, ERR_NO_MEMORY, "its weights' digest cannot be computed");
     size_t ended = 0;
     for (; r == 0 && ended < count; ended++)
-        r = send_empty(stream, WIRE_PREPARE_END, &targets[ended], err);
+        r = end_target(stream, &targets[ended], sources, err);
     for (size_t t = ended; r < 0 && t < begun; t++)
         send_empty(stream, WIRE_PREPARE_ABORT, &targets[t], NULL);
     return r;
@@ -373,7 +411,8 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
     /* Most scales: a chunk of narrow rows, one float per tile and segment. */
     stream->scales = calloc(chunk_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->scales);
     _cleanup_(freep) struct target *targets = calloc(stream->plan.tp, sizeof *targets);
-    if (!stream->chunk || !stream->scales || !targets)
+    stream->digest = digest_new();
+    if (!stream->chunk || !stream->scales || !targets || !stream->digest)
         return err_no_memory(err, "load buffer", chunk_bytes);
     for (size_t i = 0; i < stream->missing_count;) {
         uint32_t layer = stream->missing[i].layer;

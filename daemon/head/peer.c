@@ -342,6 +342,9 @@ static int take_hello(struct peer *peer, const struct frame *frame, struct err *
     if (peer->hello.major != WIRE_VERSION_MAJOR)
         return err_set(err, -EPROTO, ERR_INTERNAL, "%s speaks link version %u.%u, this fp9d %s speaks %d.%d", peer->hello.software,
                        peer->hello.major, peer->hello.minor, FP9_VERSION, WIRE_VERSION_MAJOR, WIRE_VERSION_MINOR);
+    if (!(peer->hello.features & WIRE_FEATURE_CACHE))
+        return err_set(err, -EPROTO, ERR_INTERNAL, "%s is too old for this fp9d %s: its weight cache cannot be checked; upgrade it",
+                       peer->hello.software, FP9_VERSION);
     struct outgoing *out = outgoing_new();
     send_simple(peer, out, msg_empty_encode(&out->buf, WIRE_SLOTS_GET, 1));
     peer->phase = PEER_SLOTS;

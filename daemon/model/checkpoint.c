@@ -19,6 +19,8 @@ int checkpoint_open(const char *dir, const struct arch *arch, struct checkpoint 
     if (r == 0)
         r = checkpoint_resolve(checkpoint, err);
     if (r == 0)
+        r = checkpoint_digests_begin(checkpoint, err);
+    if (r == 0)
         r = checkpoint_identify(checkpoint, err);
     if (r < 0)
         return r;
@@ -37,6 +39,8 @@ void checkpoint_free(struct checkpoint *checkpoint)
         safetensors_free(checkpoint->shards[i].file);
     free(checkpoint->matrices);
     free(checkpoint->tensors);
+    free(checkpoint->digests);
+    free(checkpoint->layer_scales);
     free(checkpoint->layer_first);
     free(checkpoint->shards);
     checkpoint_index_free(checkpoint->index);

@@ -5,11 +5,12 @@
  * A scale may be negative or zero (it multiplies, nothing else); NaN, Inf and sizes beyond 2^80 are refused by tensor and block. Layers
  * from num_hidden_layers on are ignored.
  *
- * Threads: an open checkpoint is read-only but for checkpoint_read, which one thread at a time may call. */
+ * Threads: an open checkpoint is read-only but for checkpoint_read, which one thread at a time may call, and the digests (below). */
 #ifndef FP9_MODEL_CHECKPOINT_H
 #define FP9_MODEL_CHECKPOINT_H
 
 #include "daemon/model/arch.h"
+#include "proto/base/buf.h"
 #include "proto/base/digest.h"
 
 #define CHECKPOINT_SHARDS_MAX 4096
@@ -53,9 +54,44 @@ bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, 
  * inode, mtime_ns, ctime_ns, and all scales. Two opens of unchanged files agree; any rewrite of a shard changes it. */
 void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest[DIGEST_SIZE]);
 
-/* Model key (DESIGN: SHA-256 of layout version, architecture numbers, tp, multiple_of, strategy and source identity). */
+/* ---- digests: what the weights are ----
+ *
+ * Every weight tensor has a digest (SHA-256 of its codes), unknown until somebody has read all of it: a load that streams it, or
+ * checkpoint_digest_layers. Records carry them from one opening to the next: one a shard, trusted while the shard is the same file
+ * (device, inode, size, mtime, ctime, header), else kept only to tell what has changed.
+ *
+ * Threads: one thread sets digests; others may ask for them meanwhile. */
+
+#define CHECKPOINT_SCALES_DIGEST 8 /* bytes at the front of a layer's sources digest */
+#define CHECKPOINT_RECORD_MAX (16u * 1024 * 1024)
+
+/* Digest over all source tensors of a layer. Its first CHECKPOINT_SCALES_DIGEST bytes tell of shapes and scales alone and are always
+ * given: layers that differ there differ. The rest needs every digest; false and zeros while one is unknown. */
+bool checkpoint_layer_sources(const struct checkpoint *checkpoint, uint32_t layer, uint8_t ret_sources[DIGEST_SIZE]);
+bool checkpoint_digest_known(const struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix);
+void checkpoint_digest_set(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, const uint8_t digest[DIGEST_SIZE]);
+/* How many are known; grows as a load goes on. */
+uint64_t checkpoint_digests_known(const struct checkpoint *checkpoint);
+/* All are unknown from now on: for a load that trusts no record. */
+void checkpoint_digests_forget(struct checkpoint *checkpoint);
+
+uint32_t checkpoint_shard_count(const struct checkpoint *checkpoint);
+/* Appends the record of a shard. */
+int checkpoint_record_write(const struct checkpoint *checkpoint, uint32_t shard, struct buf *record);
+/* Takes a record that was written for a file of this name. One that makes no sense is ignored (false). */
+bool checkpoint_record_read(struct checkpoint *checkpoint, uint32_t shard, const uint8_t *record, size_t length);
+/* The shards whose weights or scales are not what their last record says, "model-00003.safetensors, model-00007.safetensors and 4
+ * more"; "" when none is known to differ. */
+void checkpoint_changed_shards(const struct checkpoint *checkpoint, char *text, size_t size);
+
+/* Model key: SHA-256 of layout version, architecture numbers, tp, multiple_of, strategy and every layer's sources. -EAGAIN while a digest
+ * is unknown. */
 struct plan;
 int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
                          uint8_t ret_key[DIGEST_SIZE], struct err *err);
+/* The key under which slots are kept while a load does not know the model key yet: the same with the files' identity in place of the
+ * sources. */
+int checkpoint_provisional_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
+                               uint8_t ret_key[DIGEST_SIZE], struct err *err);
 
 #endif

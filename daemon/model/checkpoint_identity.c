@@ -42,7 +42,6 @@ static void add_matrix(const struct checkpoint_matrix *matrix, struct digest *di
     digest_update_string(digest, matrix->name);
     digest_update_u64(digest, matrix->shard);
     digest_update_u64(digest, matrix->offset);
-    digest_update(digest, matrix->scales, (size_t)matrix->scale_rows * matrix->scale_columns * sizeof *matrix->scales);
 }
 
 int checkpoint_identify(struct checkpoint *checkpoint, struct err *err)
@@ -60,6 +59,7 @@ int checkpoint_identify(struct checkpoint *checkpoint, struct err *err)
     digest_update_u64(digest, checkpoint->matrix_count);
     for (size_t i = 0; i < checkpoint->matrix_count; i++)
         add_matrix(&checkpoint->matrices[i], digest);
+    digest_update(digest, checkpoint->layer_scales, checkpoint->layers * sizeof *checkpoint->layer_scales);
     digest_finish(digest, checkpoint->identity);
     return 0;
 }
@@ -69,13 +69,8 @@ void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest
     memcpy(ret_digest, checkpoint->identity, DIGEST_SIZE);
 }
 
-int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
-                         uint8_t ret_key[DIGEST_SIZE], struct err *err)
+static void add_plan(struct digest *digest, const struct arch *arch, const struct plan *plan)
 {
-    _cleanup_(digest_freep) struct digest *digest = digest_new();
-    if (!digest)
-        return err_no_memory(err, "model key", 0);
-    digest_update_string(digest, "fp9 model key");
     digest_update_u64(digest, LAYOUT_VERSION);
     digest_update_string(digest, arch_family_name(arch));
     const uint32_t numbers[] = {arch->hidden,  arch->layers, arch->dense_intermediate, arch->moe_intermediate,
@@ -87,7 +82,35 @@ int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch 
     digest_update_u64(digest, plan->tp);
     digest_update_u64(digest, plan->multiple_of);
     digest_update_string(digest, plan_strategy_name(plan->strategy));
+}
+
+int checkpoint_provisional_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
+                               uint8_t ret_key[DIGEST_SIZE], struct err *err)
+{
+    _cleanup_(digest_freep) struct digest *digest = digest_new();
+    if (!digest)
+        return err_no_memory(err, "model key", 0);
+    digest_update_string(digest, "fp9 provisional key");
+    add_plan(digest, arch, plan);
     digest_update(digest, checkpoint->identity, DIGEST_SIZE);
+    digest_finish(digest, ret_key);
+    return 0;
+}
+
+int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
+                         uint8_t ret_key[DIGEST_SIZE], struct err *err)
+{
+    _cleanup_(digest_freep) struct digest *digest = digest_new();
+    if (!digest)
+        return err_no_memory(err, "model key", 0);
+    digest_update_string(digest, "fp9 model key");
+    add_plan(digest, arch, plan);
+    for (uint32_t layer = 0; layer < checkpoint->layers; layer++) {
+        uint8_t sources[DIGEST_SIZE];
+        if (!checkpoint_layer_sources(checkpoint, layer, sources))
+            return err_set(err, -EAGAIN, ERR_NOT_READY, "layer %u: its weights have not been digested yet", layer);
+        digest_update(digest, sources, DIGEST_SIZE);
+    }
     digest_finish(digest, ret_key);
     return 0;
 }

@@ -8,6 +8,16 @@
 
 #define CHECKPOINT_OPEN_MAX 64 /* shards whose descriptors are open at once */
 
+/* What is known of one matrix's weights. */
+struct checkpoint_digest {
+    uint64_t scales;             /* XXH3-64 of shapes and scales */
+    uint8_t digest[DIGEST_SIZE]; /* SHA-256 of the codes, valid when known */
+    _Atomic bool known;
+    bool had_scales, had_digest; /* a record had these, of this file or of one that stood here before */
+    uint64_t old_scales;
+    uint8_t old_digest[DIGEST_SIZE];
+};
+
 struct checkpoint_shard {
     const char *name; /* owned by index->files */
     struct safetensors *file;
@@ -22,9 +32,12 @@ struct checkpoint {
     uint64_t clock;
     struct checkpoint_matrix *matrices; /* [matrix_count]; a layer's by expert, then gate, up, down; scales and name are one allocation */
     const struct safetensors_tensor **tensors; /* [matrix_count], the weight of each */
+    struct checkpoint_digest *digests;         /* [matrix_count] */
+    uint8_t (*layer_scales)[DIGEST_SIZE];      /* [layers]; SHA-256 of shapes and scales */
     size_t matrix_count, matrix_capacity;
     uint32_t layers, experts; /* of the arch */
     size_t *layer_first;      /* [layers + 1] into matrices */
+    _Atomic uint64_t digests_known;
     uint64_t weight_bytes;
     char ignored[512];
     uint8_t identity[DIGEST_SIZE];
@@ -43,6 +56,9 @@ int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err);
 /* checkpoint_scales.c: the scales of a weight [rows, columns] called `name`, converted and checked, into `to`. */
 int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to,
                            struct err *err);
+
+/* checkpoint_digests.c: what can be known without reading weights. */
+int checkpoint_digests_begin(struct checkpoint *checkpoint, struct err *err);
 
 /* checkpoint_identity.c */
 int checkpoint_identify(struct checkpoint *checkpoint, struct err *err);

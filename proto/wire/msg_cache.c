@@ -2,7 +2,7 @@
 
 #include "proto/wire/codec.h"
 
-#define REKEY_BYTES (3 * DIGEST_SIZE + 4)
+#define REKEY_BYTES (3 * DIGEST_SIZE + 4 + 1)
 #define VERIFY_BYTES (DIGEST_SIZE + 4 + 1 + 8)
 #define VERIFIED_BYTES (4 + 8 + 8 + 4 + 4)
 
@@ -16,6 +16,7 @@ int msg_rekey_encode(struct buf *buf, uint64_t request, const struct msg_rekey *
     bytes_write_copy(&w.payload, msg->to, DIGEST_SIZE);
     bytes_write_u32(&w.payload, msg->layer);
     bytes_write_copy(&w.payload, msg->sources, DIGEST_SIZE);
+    bytes_write_u8(&w.payload, msg->replace);
     return codec_end(&w);
 }
 
@@ -27,6 +28,7 @@ int msg_rekey_decode(const struct frame *frame, struct msg_rekey *ret_msg, struc
     bytes_read_copy(&r.payload, msg.to, DIGEST_SIZE);
     msg.layer = codec_read_u32(&r, "layer", 0, UINT32_MAX);
     bytes_read_copy(&r.payload, msg.sources, DIGEST_SIZE);
+    msg.replace = codec_read_bool(&r, "replace");
     int code = codec_reader_end(&r);
     if (code == 0)
         *ret_msg = msg;

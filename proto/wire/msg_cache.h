@@ -8,6 +8,7 @@ struct msg_rekey {
     uint8_t from[DIGEST_SIZE], to[DIGEST_SIZE]; /* model keys */
     uint32_t layer;
     uint8_t sources[DIGEST_SIZE]; /* that the slot must have been prepared from */
+    bool replace;                 /* a slot under `to` makes way; else it stays and the one under `from` is dropped */
 };
 
 struct msg_verify {

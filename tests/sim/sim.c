@@ -1,5 +1,6 @@
 #include "tests/sim/sim.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,6 +23,110 @@ static void duck_came_up(struct sim *sim, uint32_t index)
     core_duck_up(sim->core, sim->now, index, &hello, duck->slots, duck->slot_count);
 }
 
+/* ---- weights: nobody reads them here, their digests are made up from layer, place and salt ---- */
+
+static struct checkpoint *open_files(struct sim *sim, struct arch **ret_arch)
+{
+    struct checkpoint *checkpoint = NULL;
+    struct err err = {0};
+    if (arch_read(trained_dir, ret_arch, &err) < 0 || checkpoint_open(trained_dir, *ret_arch, &checkpoint, &err) < 0)
+        fail_msg("%s", err.message);
+    assert_true(checkpoint_shard_count(checkpoint) <= SIM_SHARDS_MAX);
+    for (uint32_t i = 0; i < checkpoint_shard_count(checkpoint); i++) {
+        if (!sim->records[i].length)
+            continue;
+        if (sim->touched)
+            sim->records[i].data[8] ^= 1; /* the device */
+        assert_true(checkpoint_record_read(checkpoint, i, sim->records[i].data, sim->records[i].length));
+    }
+    sim->touched = false;
+    return checkpoint;
+}
+
+static void digest_layer(const struct sim *sim, struct checkpoint *checkpoint, const struct arch *arch, uint32_t layer)
+{
+    bool moe = arch->layer_is_moe[layer];
+    for (int expert = moe ? 0 : ARCH_EXPERT_DENSE; expert < (moe ? (int)arch->experts : 0); expert++) {
+        for (enum kernels_matrix which = KERNELS_GATE; which <= KERNELS_DOWN; which++) {
+            uint8_t digest[DIGEST_SIZE] = {(uint8_t)layer, (uint8_t)expert, (uint8_t)which,
+                                           layer >= sim->salted_from ? (uint8_t)sim->salt : 0};
+            checkpoint_digest_set(checkpoint, checkpoint_find(checkpoint, layer, expert, which), digest);
+        }
+    }
+}
+
+static void keep_records(struct sim *sim, const struct checkpoint *checkpoint)
+{
+    for (uint32_t i = 0; i < checkpoint_shard_count(checkpoint); i++) {
+        buf_release(&sim->records[i]);
+        assert_int_equal(checkpoint_record_write(checkpoint, i, &sim->records[i]), 0);
+    }
+}
+
+static void digest(struct sim *sim, uint64_t id)
+{
+    const struct core_job *job = core_job_find(sim->core, id);
+    struct arch *arch = NULL;
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = open_files(sim, &arch);
+    for (uint32_t layer = 0; layer < arch->layers; layer++)
+        if (job->digest[layer])
+            digest_layer(sim, checkpoint, arch, layer);
+    arch_free(arch);
+    keep_records(sim, checkpoint);
+    sim->digests++;
+    core_load_digested(sim->core, sim->now, id, checkpoint, NULL);
+}
+
+/* The stream has read what it sent. */
+static void stream_ended(struct sim *sim, uint64_t id, const struct err *err)
+{
+    const struct core_job *job = core_job_find(sim->core, id);
+    struct arch *arch = NULL;
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = open_files(sim, &arch);
+    if (job->force)
+        checkpoint_digests_forget(checkpoint);
+    for (size_t i = 0; i < job->missing_count; i++)
+        digest_layer(sim, checkpoint, arch, job->missing[i].layer);
+    arch_free(arch);
+    keep_records(sim, checkpoint);
+    core_stream_ended(sim->core, sim->now, id, checkpoint, err);
+}
+
+static void rekey(struct sim *sim, uint32_t index, uint64_t id)
+{
+    const struct core_job *job = core_job_find(sim->core, id);
+    const struct core_model *model = &sim->core->models[job->model];
+    struct sim_duck *duck = &sim->ducks[index];
+    for (size_t i = 0; i < job->rekey_count && !core_job_over(job); i++) {
+        const struct core_rekey *rekey = &job->rekeys[i];
+        if (rekey->done || model->duck_of_rank[rekey->rank] != index)
+            continue;
+        size_t from = duck->slot_count;
+        for (size_t s = 0; s < duck->slot_count; s++)
+            if (duck->slots[s].layer == rekey->layer && memcmp(duck->slots[s].model_key, rekey->from, DIGEST_SIZE) == 0)
+                from = s;
+        if (from == duck->slot_count) {
+            struct err gone = {0};
+            err_set(&gone, -ESTALE, ERR_CACHE_STALE, "layer %u has no finished slot here", rekey->layer);
+            core_slot_failed(sim->core, sim->now, index, id, &gone);
+            return;
+        }
+        for (size_t s = 0; s < duck->slot_count; s++) {
+            if (duck->slots[s].layer != rekey->layer || memcmp(duck->slots[s].model_key, model->key, DIGEST_SIZE) != 0)
+                continue;
+            duck->slots[s] = duck->slots[from]; /* one of the two makes way */
+            duck->slots[from] = duck->slots[--duck->slot_count];
+            from = s;
+            break;
+        }
+        assert_memory_equal(duck->slots[from].sources, rekey->sources, DIGEST_SIZE);
+        memcpy(duck->slots[from].model_key, model->key, DIGEST_SIZE);
+        sim->rekeys++;
+        const struct msg_slot slot = duck->slots[from];
+        core_slot_done(sim->core, sim->now, index, &slot);
+    }
+}
+
 static void send_slot(struct sim *sim, const struct core_job *job, size_t i)
 {
     const struct core_model *model = &sim->core->models[job->model];
@@ -41,6 +146,11 @@ static void send_slot(struct sim *sim, const struct core_job *job, size_t i)
         .checksum = 1,
     };
     memcpy(slot.model_key, model->key, DIGEST_SIZE);
+    struct arch *arch = NULL;
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = open_files(sim, &arch);
+    digest_layer(sim, checkpoint, arch, layer);
+    checkpoint_layer_sources(checkpoint, layer, slot.sources);
+    arch_free(arch);
     size_t at = 0;
     while (at < duck->slot_count &&
            !(duck->slots[at].layer == layer && memcmp(duck->slots[at].model_key, slot.model_key, DIGEST_SIZE) == 0))
@@ -69,17 +179,14 @@ void sim_stream_end(struct sim *sim)
 {
     uint64_t job = sim->streaming;
     sim->streaming = 0;
-    core_stream_ended(sim->core, sim->now, job, NULL);
+    stream_ended(sim, job, NULL);
     sim_run(sim, 0);
 }
 
 static void open_checkpoint(struct sim *sim, uint64_t job)
 {
     struct arch *arch = NULL;
-    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
-    struct err err = {0};
-    if (arch_read(trained_dir, &arch, &err) < 0 || checkpoint_open(trained_dir, arch, &checkpoint, &err) < 0)
-        fail_msg("%s", err.message);
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = open_files(sim, &arch);
     core_load_opened(sim->core, sim->now, job, arch, checkpoint);
 }
 
@@ -105,6 +212,7 @@ static void answer(struct sim *sim, const struct sim_answer *what)
     struct core_session *session;
     switch (action->type) {
     case CORE_ACT_START_DUCK: duck_came_up(sim, action->duck); break;
+    case CORE_ACT_REKEY: rekey(sim, action->duck, action->id); break;
     case CORE_ACT_PING: core_duck_pong(sim->core, sim->now, action->duck, SIM_LATENCY); break;
     case CORE_ACT_SESSION_OPEN: core_session_opened(sim->core, sim->now, action->duck, action->id); break;
     case CORE_ACT_DROP:
@@ -150,7 +258,7 @@ static void stream(struct sim *sim, uint64_t id)
     for (size_t i = 0; i < job->missing_count; i++)
         send_slot(sim, job, i);
     sim->streaming = 0;
-    core_stream_ended(sim->core, sim->now, id, NULL);
+    stream_ended(sim, id, NULL);
 }
 
 static void act(struct sim *sim, const struct core_action *action)
@@ -165,14 +273,16 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_STOP_DUCK: sim->ducks[action->duck].running = false; break;
     case CORE_ACT_PING:
     case CORE_ACT_DROP:
+    case CORE_ACT_REKEY:
     case CORE_ACT_SESSION_OPEN: later(sim, action, action->duck, 0); break;
     case CORE_ACT_OPEN: open_checkpoint(sim, action->id); break;
     case CORE_ACT_STREAM: stream(sim, action->id); break;
     case CORE_ACT_STREAM_CANCEL:
         if (sim->streaming == action->id)
             sim->streaming = 0;
-        core_stream_ended(sim->core, sim->now, action->id, NULL);
+        stream_ended(sim, action->id, NULL);
         break;
+    case CORE_ACT_DIGEST: digest(sim, action->id); break;
     case CORE_ACT_STEP_CHUNK:
         for (uint32_t rank = 0; rank < session->tp; rank++)
             later(sim, action, session->duck_of_rank[rank], session->step.id);
@@ -275,6 +385,8 @@ void sim_start(struct sim *sim, uint32_t ducks, uint64_t capacity)
 
 void sim_stop(struct sim *sim)
 {
+    for (size_t i = 0; i < SIM_SHARDS_MAX; i++)
+        buf_release(&sim->records[i]);
     core_free(sim->core);
 }
 

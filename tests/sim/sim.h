@@ -10,6 +10,7 @@
 
 #define SIM_DUCKS_MAX 8
 #define SIM_SLOTS_MAX 64
+#define SIM_SHARDS_MAX 16
 #define SIM_LATENCY (1 * CLOCK_NS_PER_MS) /* between an action and the duck's answer */
 #define SIM_TICK (100 * CLOCK_NS_PER_MS)
 
@@ -29,8 +30,13 @@ struct sim {
     uint64_t ticked;
     struct sim_duck ducks[SIM_DUCKS_MAX];
     uint32_t duck_count;
-    bool hold_streams;  /* STREAM is noted and not carried out until sim_stream_slots */
-    uint64_t streaming; /* job of the noted STREAM, 0: none */
+    struct buf records[SIM_SHARDS_MAX]; /* what fp9d's database holds of its shards */
+    uint32_t salt;                      /* weights of another version digest to something else in layers >= salted_from */
+    uint32_t salted_from;
+    bool touched;             /* the shards' records are of other files: nothing of them is trusted */
+    unsigned digests, rekeys; /* DIGEST actions, slots rekeyed */
+    bool hold_streams;        /* STREAM is noted and not carried out until sim_stream_slots */
+    uint64_t streaming;       /* job of the noted STREAM, 0: none */
     /* answers on their way */
     struct sim_answer {
         uint64_t at;

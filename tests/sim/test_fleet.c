@@ -303,7 +303,7 @@ static void test_failed_reload_returns(void **state)
     assert_int_equal(sim.steps_done, 1);
     struct err err = {0};
     err_set(&err, -EINVAL, ERR_BAD_CHECKPOINT, "a NaN code");
-    core_stream_ended(sim.core, sim.now, id, &err);
+    core_stream_ended(sim.core, sim.now, id, NULL, &err);
     sim_run(&sim, 0);
     assert_int_equal(core_job_find(sim.core, id)->state, CORE_JOB_FAILED);
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY);

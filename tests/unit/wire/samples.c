@@ -47,7 +47,7 @@ static int one(struct buf *buf, int i)
     static const struct msg_ping ping = {77, 88};
     static const struct msg_session_open open = {9, {1}, 16, 4, MSG_F32, true};
     static const struct msg_drop drop = {false, {1, 1}};
-    static const struct msg_rekey rekey = {{7}, {8}, 3, {9}};
+    static const struct msg_rekey rekey = {{7}, {8}, 3, {9}, true};
     static const struct msg_verify verify = {{7, 7}, 4, true, 99};
     static const struct msg_verified verified = {MSG_VERDICT_BAD, 4096, 5, -2, 1};
     static const float scales[] = {0.5f, 2.0f};
