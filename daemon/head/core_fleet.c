@@ -9,8 +9,8 @@
 
 #define FLEET_BACKOFF_FIRST (200 * CLOCK_NS_PER_MS)
 #define FLEET_BACKOFF_MAX (30 * CLOCK_NS_PER_S)
-#define FLEET_STABLE (10 * CLOCK_NS_PER_S) /* up for so long: the wait starts small again */
-#define FLEET_SILENT_HEARTBEATS 3          /* so many heartbeats without a frame: lost */
+#define FLEET_STABLE (2 * CLOCK_NS_PER_S) /* up for so long: the wait starts small again */
+#define FLEET_SILENT_HEARTBEATS 3         /* so many heartbeats without a frame: lost */
 
 int core_duck_add(struct core *core, const char *name, bool spare, struct err *err)
 {

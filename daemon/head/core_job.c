@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/head/core_parts.h"
+#include "proto/base/clock.h"
 
 bool core_job_over(const struct core_job *job)
 {
@@ -76,17 +77,25 @@ static bool job_waits(struct core *core, const struct core_job *job)
     return other && !core_job_over(other);
 }
 
-/* A start that has failed this often in a row is not waited for any more. */
+/* A start that has failed this often in a row is not waited for any more, and neither is one that is so far away. */
 #define JOB_PATIENCE 2
+#define JOB_BLINK CLOCK_NS_PER_S
 
-/* While ducks are starting nobody knows what the fleet is, so jobs wait. A registered model, after a start of fp9d, waits for a while
+static bool coming(const struct core_duck *duck)
+{
+    bool on_its_way = duck->state == CORE_DUCK_CONNECTING;
+    bool blinked = duck->state == CORE_DUCK_LOST && duck->ever_up && duck->backoff_ns <= JOB_BLINK;
+    return (on_its_way || blinked) && duck->failures < JOB_PATIENCE;
+}
+
+/* While ducks are starting, or starting again, nobody knows what the fleet is, so jobs wait. A registered model, after a start of fp9d, waits for a while
  * also for ducks that could not be reached yet: its slots may be there, and others would have to be filled anew. */
 static bool fleet_unknown(const struct core *core, bool registered)
 {
     bool fresh = registered && core->ticked_ns < core->started_ns + core->conf.grace_ns;
     for (uint32_t i = 0; i < core->duck_count; i++) {
         const struct core_duck *duck = &core->ducks[i];
-        if ((duck->state == CORE_DUCK_CONNECTING && duck->failures < JOB_PATIENCE) || (fresh && !duck->ever_up))
+        if (coming(duck) || (fresh && !duck->ever_up))
             return true;
     }
     return false;

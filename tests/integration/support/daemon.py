@@ -36,13 +36,16 @@ class Ctl:
 
 
 class Daemon:
-    def __init__(self, build, folder, ducks=4, conf="", fleet="", env=None, memory="128M"):
+    def __init__(self, build, folder, ducks=4, conf="", fleet="", env=None, memory="128M", remote=(), manager=None):
+        """remote: (name, address) of ducks that are services; manager: whoever starts fp9d and keeps its descriptors."""
         self.build, self.folder = build, str(folder)
+        self.manager = manager
         self.socket = os.path.join(self.folder, "control.sock")
         self.state = os.path.join(self.folder, "state")
         self.log_path = os.path.join(self.folder, "fp9d.log")
         self.conf_path = os.path.join(self.folder, "fp9d.conf")
-        self.ducks = ducks
+        self.local_ducks = ducks
+        self.ducks = ducks + len(remote)
         self.env = dict(os.environ, **(env or {}))
         for name in ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "FP9_SOCKET"):
             self.env.pop(name, None)
@@ -55,6 +58,8 @@ class Daemon:
         with open(self.conf_path, "w", encoding="utf-8") as file:
             file.write(f"[daemon]\nsocket = {self.socket}\nstate_dir = {self.state}\n{conf}\n"
                        f"[fleet]\nlocal_ducks = {ducks}\nlocal_memory = {memory}\n{fleet}\n")
+            for name, address in remote:
+                file.write(f'[duck "{name}"]\naddress = {address}\nplaintext = yes\n')
         self.process = None
 
     # ---- life
@@ -62,6 +67,9 @@ class Daemon:
     def spawn(self, *more, **popen):
         log = open(self.log_path, "ab")
         try:
+            if self.manager:
+                self.process = self.manager.spawn([program(self.build, "fp9d"), "--config", self.conf_path, *more], log.fileno(), self.env)
+                return self
             self.process = subprocess.Popen([program(self.build, "fp9d"), "--config", self.conf_path, *more], stdin=subprocess.DEVNULL,
                                             stdout=log, stderr=log, env=self.env, start_new_session=True, **popen)
         finally:
