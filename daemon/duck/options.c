@@ -37,7 +37,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "\n"
                            "Without --link-fd it serves TCP, in plaintext, for which the configuration must say plaintext = yes.\n"
                            "\n"
-                           "Environment: FP9_CPU=ref|avx2 forces the kernels' instruction set.\n";
+                           "Environment: FP9_CPU=ref|avx2|avx2:rm|avx2:rp|avx512 forces the kernels' instruction set.\n";
 
 static const char *const huge_choices[] = {"auto", "yes", "no", NULL};
 

@@ -99,6 +99,8 @@ def check_figures():
 def check_the_check():
     """A variant whose result is not the reference's is named and nothing is measured."""
     small = ("mlp", "--case", "48x100", *HOT)
+    failed = run(*small, "--json", "--corrupt", "seed")
+    expect(failed.returncode == 1 and json.loads(failed.stdout) == [], "JSON stays an array", failed.stdout, failed.stderr)
     for variant in {row["variant"] for row in figures(*small)}:
         expect_refused(1, f"{variant} computes 48x100 wrong: row 99 is ", *small, "--corrupt", variant)
 

@@ -37,7 +37,7 @@ static int run(const struct options *options, struct err *err)
         r = run_case(bench, options, name, err);
     for (size_t i = 0; !options->text && r == 0 && case_default(options->kind, i); i++)
         r = run_case(bench, options, case_default(options->kind, i), err);
-    if (r == 0)
+    if (r == 0 || options->settings.json) /* what was measured before a failure stays an array */
         report_end(&options->settings);
     bench_free(bench);
     return r;
@@ -61,7 +61,7 @@ static int run_smp(const struct options *options, struct err *err)
         if (r == 0)
             r = smp_case(&what, options, err);
     }
-    if (r == 0)
+    if (r == 0 || options->settings.json)
         smp_report_end(&options->settings);
     return r;
 }

@@ -36,7 +36,7 @@ static const char help[] =
     "\n"
     "of_read: bytes of the weights per second / the best pure read of the same bytes.\n"
     "of_limit: weights per second x 1.125 byte / the best pure read of fp9's bytes.\n"
-    "FP9_CPU=ref|avx2|avx512 chooses what counts as chosen. Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
+    "FP9_CPU=ref|avx2|avx2:rm|avx2:rp|avx512 chooses what counts as chosen. Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
 
 static bool usage(int *ret_status)
 {
