@@ -53,9 +53,13 @@ void model_pieces(const struct msg_prepare_begin *words, uint64_t seed, model_ta
         const struct layout_mlp *layout = e < g.experts ? &g.layout : &g.shared;
         for (int m = KERNELS_GATE; m <= KERNELS_DOWN; m++) {
             uint32_t rows = geometry_rows(layout, (enum kernels_matrix)m);
-            for (uint32_t first = 0; first < rows; first += PIECE_ROWS)
-                pieces[count++] = (struct piece){e < g.experts ? e : MSG_EXPERT_SHARED, (enum kernels_matrix)m, first,
-                                                 rows - first < PIECE_ROWS ? rows - first : PIECE_ROWS};
+            /* A first tile of 8 rows makes the first piece shorter. */
+            uint32_t origin = geometry_matrix(layout, (enum kernels_matrix)m)->row_origin, end;
+            for (uint32_t first = 0; first < rows; first = end) {
+                end = (first + origin) / PIECE_ROWS * PIECE_ROWS + PIECE_ROWS - origin;
+                end = end < rows ? end : rows;
+                pieces[count++] = (struct piece){e < g.experts ? e : MSG_EXPERT_SHARED, (enum kernels_matrix)m, first, end - first};
+            }
         }
     }
     uint64_t state = seed;
@@ -71,7 +75,7 @@ void model_pieces(const struct msg_prepare_begin *words, uint64_t seed, model_ta
         const struct layout_matrix *matrix = geometry_matrix(layout, p->matrix);
         struct msg_prepare_data data = {
             .expert = p->expert, .matrix = (uint8_t)p->matrix, .first_row = p->first_row, .rows = p->rows, .columns = matrix->columns};
-        data.scale_count = (uint32_t)size_ceil_div(p->rows, LAYOUT_TILE_ROWS) * matrix->segments;
+        data.scale_count = layout_tiles(matrix, p->first_row, p->rows) * matrix->segments;
         /* Values depend on the place alone, not on the order. */
         uint64_t place = seed ^ ((uint64_t)p->expert << 40) ^ ((uint64_t)p->matrix << 32) ^ p->first_row;
         size_t n = (size_t)p->rows * matrix->columns;

@@ -88,6 +88,34 @@ static void test_same_as_kernels(void **state)
     assert_false(fills_active(f->fills));
 }
 
+/* Slices that begin and end at 8 mod 16, and a single unit of 8. */
+static void test_units_of_eight(void **state)
+{
+    static const struct msg_slice slices[] = {{80, 104, 48, 48}, {80, 8, 8, 8}, {80, 120, 64, 8}, {80, 96, 40, 40}};
+    struct fixture *f = *state;
+    for (uint32_t i = 0; i < 4; i++) {
+        struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, i);
+        words.multiple_of = 8;
+        words.slice = slices[i];
+        words.shared = slices[3 - i];
+        begin(f, 5 + i, &words);
+        model_pieces(&words, SEED, take, f);
+        struct msg_slot slot;
+        struct err err = {0};
+        if (fill_end(f->fills, f->request, &slot, &err) != 1)
+            fail_msg("%s", err.message);
+        uint8_t *want = model_pack(&words, SEED);
+        assert_memory_equal(wbuf_data(f->wbuf, wbuf_find(f->wbuf, words.model_key, i)), want, slot.bytes);
+        free(want);
+        begin(f, 100 + i, &words);
+        f->skip = 1; /* the first piece that is not there is named by a row that a tile begins with */
+        model_pieces(&words, SEED, take, f);
+        f->skip = UINT64_MAX;
+        assert_int_equal(fill_end(f->fills, f->request, &slot, &err), -EINVAL);
+        assert_non_null(strstr(err.message, "are missing"));
+    }
+}
+
 static void test_missing(void **state)
 {
     struct fixture *f = *state;
@@ -230,6 +258,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_as_kernels, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_units_of_eight, setup, teardown),
         cmocka_unit_test_setup_teardown(test_missing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_double, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_data, setup, teardown),

@@ -5,6 +5,7 @@
 
 #include <cmocka.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/layout.h"
@@ -126,6 +127,28 @@ static void test_padding(void **state)
     assert_int_equal(layout_vector_floats(&smallest.gate_up), 112);
 }
 
+/* A duck's slice of an expert of Qwen3-30B and of Qwen3-235B, of all 32: nothing is padded, a half panel and a half group of it are half. */
+static void test_bytes_per_param(void **state)
+{
+    struct layout_mlp layout = layout_of(2048, 24, 24, 8);
+
+    (void)state;
+    assert_int_equal(layout.gate_up.panels, 2);
+    assert_true(layout.gate_up.head_half && !layout.gate_up.tail_half);
+    assert_int_equal(layout_panel_offset(&layout.gate_up, 2), 2 * 24 * 2048 * 9 / 8);
+    assert_int_equal(layout.down.panel_bytes, 576 + 288);
+    assert_int_equal(layout_scale_bytes(&layout), (2 * 2 * 16 + 2 * 64) * 4);
+    assert_int_equal(layout_real_bytes(&layout), 3 * 24 * 2048 * 9 / 8 + layout_scale_bytes(&layout));
+    assert_int_equal(layout.expert_bytes, layout_real_bytes(&layout)); /* every part a multiple of 64 by itself */
+    assert_true(fabs(layout_bytes_per_param(&layout) - (1.125 + 768.0 / (3 * 24 * 2048))) < 1e-12);
+
+    layout = layout_of(4096, 48 * 5, 48, 16);
+    assert_int_equal(layout.expert_bytes, layout_real_bytes(&layout));
+    layout = layout_of(100, 0, 8, 16); /* padded: 16 neurons laid out for 8, 112 columns and 128 rows for 100 */
+    assert_int_equal(layout_real_bytes(&layout), 3 * 100 * 8 * 9 / 8 + (2 + 7) * 4);
+    assert_int_equal(layout.expert_bytes, 64 + 7 * 576 + 64 + 4 * 576);
+}
+
 static void test_largest(void **state)
 {
     struct layout_mlp layout = layout_of(LAYOUT_HIDDEN_MAX, 0, LAYOUT_NEURONS_MAX, 128);
@@ -163,8 +186,9 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_segments), cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_padding), cmocka_unit_test(test_largest),  cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_sizes),    cmocka_unit_test(test_segments),        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_padding),  cmocka_unit_test(test_bytes_per_param), cmocka_unit_test(test_largest),
+        cmocka_unit_test(test_refusals),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -153,12 +153,59 @@ static void test_parts(void **state)
     assert_true(scale == f->scales[6 * SEGMENTS + 1]);
 }
 
+/* A slice that begins at 8 mod 16: a first tile of 8 rows, and what is refused because of it. */
+static void test_half_panel(void **state)
+{
+    static const uint32_t firsts[] = {24, 0, 8}, counts[] = {16, 8, 16};
+    struct fixture *f = *state;
+    _cleanup_(freep) uint8_t *whole = NULL, *parts = NULL;
+    float scale;
+
+    assert_int_equal(layout_mlp_init(&f->layout, 64, 120, 40, 8, NULL), 0);
+    whole = aligned_alloc(64, (size_t)f->layout.expert_bytes);
+    parts = aligned_alloc(64, (size_t)f->layout.expert_bytes);
+    for (size_t i = 0; i < 40 * 64; i++)
+        f->codes[i] = (uint8_t)(i * 29 % 127 | (i & 2) << 6);
+    kernels_pack_begin(&f->layout, whole);
+    kernels_pack_begin(&f->layout, parts);
+    f->rows = (struct kernels_rows){.matrix = KERNELS_UP, .rows = 40, .codes = f->codes, .scales = f->scales};
+    assert_int_equal(kernels_pack(&f->layout, whole, &f->rows, &f->err), 0);
+    for (size_t i = 0; i < ARRAY_LENGTH(firsts); i++) {
+        struct kernels_rows part = {.matrix = KERNELS_UP, .first_row = firsts[i], .rows = counts[i]};
+
+        part.codes = f->codes + firsts[i] * 64;
+        part.scales = f->scales + (firsts[i] + 8) / 16;
+        assert_int_equal(kernels_pack(&f->layout, parts, &part, &f->err), 0);
+    }
+    assert_memory_equal(parts, whole, (size_t)f->layout.expert_bytes);
+    for (uint32_t row = 0; row < 40; row++)
+        for (uint32_t column = 0; column < 64; column++) {
+            assert_int_equal(kernels_unpack(&f->layout, whole, KERNELS_UP, row, column, &scale),
+                             kernels_fp9_of_e4m3(f->codes[row * 64 + column]));
+            assert_true(scale == f->scales[(8 + row) / 16]);
+            assert_int_equal(kernels_unpack(&f->layout, whole, KERNELS_GATE, row, column, &scale), 0); /* beside it, untouched */
+        }
+
+    memset(f->expert, 0, (size_t)f->layout.expert_bytes);
+    f->rows.first_row = 16;
+    f->rows.rows = 16;
+    refused(f, ERR_BAD_SHAPE, "up_proj: first row 16 is neither 0 nor 8 more than a multiple of 16");
+    f->rows.first_row = 0;
+    refused(f, ERR_BAD_SHAPE, "16 rows from row 0 on are no whole tiles");
+    f->rows.rows = 40;
+    f->scales[2] = NAN;
+    refused(f, ERR_BAD_CHECKPOINT, "up_proj[24, 0]: its block's scale is");
+    f->rows.matrix = KERNELS_DOWN; /* segments of 8 columns and 32 */
+    f->rows.rows = 64;
+    refused(f, ERR_BAD_CHECKPOINT, "down_proj[16, 0]: its block's scale is");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_nan_code, setup, teardown), cmocka_unit_test_setup_teardown(test_nan_in_part, setup, teardown),
         cmocka_unit_test_setup_teardown(test_scales, setup, teardown),   cmocka_unit_test_setup_teardown(test_shapes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_parts, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_parts, setup, teardown),    cmocka_unit_test_setup_teardown(test_half_panel, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
