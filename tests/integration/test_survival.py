@@ -212,3 +212,244 @@ def test_killed_anywhere(fleet, model):
         rounds.append(time.monotonic() - begun)
     print(f"{ROUNDS} rounds, {resumed} went on from finished slots; median {np.median(rounds):.2f} s, longest {max(rounds):.2f} s")
     assert ROUNDS < 20 or resumed, "no round has met a load half done: the moments are wrong"
+
+
+# ---- restarts
+
+
+def test_restarts_are_hits(fleet, model):
+    """fp9d ended and killed, every duck killed: the model is ready again by itself, under the same boot ids, and nothing is read or sent."""
+    daemon = fleet.daemon
+    with Rpc(daemon.socket) as rpc:
+        load(rpc, model)
+        true_slots, true_outputs = slots(rpc), outputs(rpc)
+        ids = {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+    def restart():
+        daemon.stop()
+        daemon.start()
+    ways = [restart, lambda: fleet.kill("fp9d", 0, None)] + [lambda which=which: fleet.kill("duck", which, None) for which in range(DUCKS)]
+    for way in ways:
+        losses = daemon.log().count(": lost: ")
+        jobs_before = daemon.log().count("job: ")
+        way()
+        with Rpc(daemon.socket) as rpc:
+            daemon.wait_for("the news", lambda: daemon.log().count(": lost: ") > losses or daemon.log().count("job: ") > jobs_before)
+            wait_ready(daemon, rpc)
+            assert {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]} == ids
+            assert all(j["state"] == "done" for j in rpc.call("job.list")["jobs"])
+            assert slots(rpc) == true_slots
+            assert outputs(rpc) == true_outputs
+            again = load(rpc, model)
+            assert (again["cache"], again["bytes_read"], again["bytes_sent"]) == ("hit", 0, 0), again
+    done = re.findall(r"job: \d+: (\w+) of model done: cache (\w+) .*?, (\d+) bytes read, (\d+) sent", daemon.log())
+    assert done[0][1] == "miss" and len(done) > len(ways), done
+    assert all(cache == "hit" and read == sent == "0" for _, cache, read, sent in done[1:]), done
+
+
+def test_one_duck_rebooted(fleet, model):
+    """A duck whose memory is gone shows another boot id; its slots alone are prepared again, and by themselves."""
+    daemon = fleet.daemon
+    with Rpc(daemon.socket) as rpc:
+        first = load(rpc, model)
+        true_slots, true_outputs = slots(rpc), outputs(rpc)
+        ids = {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+        ranks = {s["duck"]: s["rank"] for s in rpc.call("cache.list")["slots"]}
+    name = fleet.reboot(1)
+    with Rpc(daemon.socket) as rpc:
+        daemon.wait_for("the other boot id", lambda: {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}[name] != ids[name])
+        wait_ready(daemon, rpc)
+        now = {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+        assert [n for n in ids if now[n] != ids[n]] == [name]
+        assert {s["duck"]: s["rank"] for s in rpc.call("cache.list")["slots"]} == ranks
+        assert slots(rpc) == true_slots and outputs(rpc) == true_outputs
+        assert rpc.call("model.list")["models"][0]["cache"] == "partial"
+    read, sent = re.findall(r"done: cache partial .*?, (\d+) bytes read, (\d+) sent", daemon.log())[-1]
+    assert 0 < int(sent) < first["bytes_sent"] / 2 and 0 < int(read) < first["bytes_read"], (read, sent, first)
+
+
+def test_fresh_fp9d_knows_nothing(make_duck, build, tmp_path, model):
+    """The ducks' headers are the truth: a fp9d without any state finds everything there."""
+    ducks = [make_duck(f"duck{i}") for i in range(DUCKS)]
+    found = []
+    for number in range(2):
+        folder = tmp_path / f"fp9d{number}"
+        folder.mkdir()
+        # The second one knows them by other names, in another order: what a duck holds counts, not where it stands.
+        order = ducks if number == 0 else ducks[::-1]
+        daemon = Daemon(build, folder, ducks=0, remote=[(f"number{i}", duck.address) for i, duck in enumerate(order)])
+        daemon.start()
+        with Rpc(daemon.socket) as rpc:
+            found.append((load(rpc, model), slots(rpc), outputs(rpc)))
+        daemon.stop()
+    assert found[0][0]["cache"] == "miss" and found[1][0]["cache"] == "hit"
+    assert (found[1][0]["bytes_read"], found[1][0]["bytes_sent"]) == (0, 0)
+    assert found[0][1:] == found[1][1:]
+
+
+def test_late_ducks_are_waited_for(make_duck, build, tmp_path, model):
+    """fp9d starts before its ducks: the registered model waits for the slots that are there in place of filling others."""
+    ducks = [make_duck(f"duck{i}") for i in range(DUCKS + 1)]
+    daemon = Daemon(build, tmp_path, ducks=0, remote=[(duck.name, duck.address) for duck in ducks])
+    daemon.start()
+    with Rpc(daemon.socket) as rpc:
+        load(rpc, model)
+        holders = {s["duck"] for s in rpc.call("cache.list")["slots"]}
+    daemon.kill()
+    late = [duck for duck in ducks if duck.name in holders][0]
+    late.kill()
+    daemon.spawn()
+    daemon.wait_for("the control socket", daemon.answers)
+    with Rpc(daemon.socket) as rpc:
+        daemon.wait_for("three ducks", lambda: sum(d["state"] == "up" for d in rpc.call("duck.list")["ducks"]) == DUCKS)
+        time.sleep(0.5)
+        assert state(rpc) == "loading"
+        late.start()
+        wait_ready(daemon, rpc)
+        assert {s["duck"] for s in rpc.call("cache.list")["slots"]} == holders
+        assert load(rpc, model)["bytes_sent"] == 0
+    daemon.stop()
+
+
+# ---- a service among others
+
+
+def lost_reason(daemon, name, words):
+    def reason():
+        duck = {d["name"]: d for d in daemon.ok("duck", "list")["ducks"]}[name]
+        return duck["state"] == "lost" and all(word in duck.get("reason", "") for word in words)
+    daemon.wait_for(f"{name} to be lost: {words}", reason)
+
+
+def test_second_fp9d_is_told_who_has_the_duck(make_duck, build, tmp_path, model):
+    ducks = [make_duck(f"duck{i}") for i in range(DUCKS)]
+    remote = [(duck.name, duck.address) for duck in ducks]
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first = Daemon(build, tmp_path / "one", ducks=0, remote=remote).start()
+    with Rpc(first.socket) as rpc:
+        load(rpc, model)
+        true_outputs = outputs(rpc)
+        second = Daemon(build, tmp_path / "two", ducks=0, remote=remote).spawn()
+        second.wait_for("the control socket", second.answers)
+        lost_reason(second, "duck1", ["refused", "busy with fp9d", os.uname().nodename])
+        assert outputs(rpc) == true_outputs
+        assert "lost" not in first.log()
+    first.stop()
+    second.wait_up()
+    with Rpc(second.socket) as rpc:
+        assert load(rpc, model)["cache"] == "hit"
+        assert outputs(rpc) == true_outputs
+    second.stop()
+
+
+def test_not_a_duck_at_all(build, tmp_path):
+    """Something else listens there: one line in the log, others are not held up, fp9d keeps trying without noise."""
+    import socket
+    import threading
+    server = socket.create_server(("127.0.0.1", 0))
+    def answer():
+        while True:
+            try:
+                end, _ = server.accept()
+            except OSError:
+                return
+            end.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n")
+    threading.Thread(target=answer, daemon=True).start()
+    daemon = Daemon(build, tmp_path, ducks=1, memory="64M", remote=[("ssh", f"127.0.0.1:{server.getsockname()[1]}"), ("nobody", "127.0.0.1:1")])
+    daemon.spawn()
+    daemon.wait_up(1)
+    lost_reason(daemon, "ssh", ["no fp9-duck"])
+    lost_reason(daemon, "nobody", ["127.0.0.1:1", "refused"])
+    time.sleep(1.5)
+    assert daemon.log().count("ssh: lost") == 1 and daemon.log().count("nobody: lost") == 1, daemon.log()
+    begun = time.monotonic()
+    assert daemon.ok("load", MODEL, "--name", "shakespeare", "--tp", 1)["cache"] == "miss"
+    assert time.monotonic() - begun < 5 * SLOW, "a load waits for ducks that have failed before"
+    server.close()
+    daemon.stop()
+
+
+def test_a_silent_visitor_does_not_hold_the_duck(make_duck, build, tmp_path):
+    import socket
+    duck = make_duck()
+    with socket.create_connection(("127.0.0.1", duck.port)) as silent, socket.create_connection(("127.0.0.1", duck.port)) as noise:
+        noise.sendall(os.urandom(4096))
+        daemon = Daemon(build, tmp_path, ducks=0, remote=[("duck", duck.address)])
+        daemon.spawn()
+        daemon.wait_up()
+        silent.settimeout(10)
+        silent.recv(1000)  # its FAIL or its end
+    daemon.stop()
+    assert duck.log().count("warning") <= 1, duck.log()
+
+
+@pytest.mark.parametrize("conf, words", [("", ["plaintext = yes", "fp9d.conf"]), ("plaintext = no", ["plaintext = yes", "fp9d.conf"]),
+                                         ("plaintext = yes\nkey_file = /etc/hosts", ["key_file", "no TLS"])])
+def test_duck_does_not_serve_without_being_told_to(build, tmp_path, conf, words):
+    duck = DuckService(build, tmp_path, "duck", conf=conf, manager=False).spawn()
+    assert duck.process.wait(10 * SLOW) == 1
+    assert all(word in duck.log() for word in words), duck.log()
+
+
+# ---- what is kept, and what is not trusted
+
+
+def kept(duck):
+    assert [name for name, _ in duck.manager.store] == ["weights"]
+    return duck.manager.store[0][1]
+
+
+def test_another_memory_size(make_duck):
+    duck = make_duck()
+    assert os.fstat(kept(duck)).st_size == 64 << 20
+    duck.kill()
+    duck.configure(memory="32M")
+    duck.start()
+    assert os.fstat(kept(duck)).st_size == 32 << 20
+    assert "67108864 bytes, 33554432 are configured" in duck.log()
+    duck.kill()
+    duck.start()
+    assert duck.log().count("attached") == 1 and os.fstat(kept(duck)).st_size == 32 << 20
+
+
+@pytest.mark.parametrize("offset, what", [(0, "magic"), (8, "version"), (24, "boot id"), (4096, "slots")])
+def test_damaged_header_is_not_trusted(make_duck, build, tmp_path, model, offset, what):
+    """Noise over a part of the kept header: formatted anew under another boot id, said in the log, and filled again by itself."""
+    duck = make_duck()
+    daemon = Daemon(build, tmp_path, ducks=0, remote=[("duck", duck.address)])
+    daemon.start()
+    with Rpc(daemon.socket) as rpc:
+        load(rpc, model, tp=1)
+        true_slots, boot_id = slots(rpc), rpc.call("duck.list")["ducks"][0]["boot_id"]
+        duck.kill()
+        chance = random.Random(7)
+        os.pwrite(kept(duck), bytes(chance.randrange(1, 256) for _ in range(8 if offset < 4096 else 512)), offset)
+        duck.start()
+        daemon.wait_for("the other boot id", lambda: rpc.call("duck.list")["ducks"][0]["boot_id"] != boot_id)
+        assert "formatted anew" in duck.log(), (what, duck.log())
+        wait_ready(daemon, rpc)
+        assert slots(rpc) == true_slots
+    daemon.stop()
+
+
+def test_one_buffer_has_one_process(make_duck, build, tmp_path):
+    """A duck that is stopped still holds its buffer; one that is started on the same memfd waits, gives up with its name, and gets it later."""
+    duck = make_duck()
+    fd = kept(duck)
+    other = DuckService(build, tmp_path, "other")
+    other.manager.store = [("weights", os.dup(fd))]
+    os.kill(duck.process.pid, signal.SIGSTOP)
+    try:
+        other.spawn()
+        assert other.process.wait(20 * SLOW) == 1
+        assert f"process {duck.process.pid} uses it" in other.log(), other.log()
+        other.spawn()
+        time.sleep(0.3)
+        assert other.process.poll() is None
+        duck.kill()
+        assert other.manager.ready.wait(5 * SLOW), other.log()
+        assert "attached" in other.log()
+    finally:
+        os.kill(duck.process.pid, signal.SIGCONT) if duck.process.poll() is None else None
+        other.end()
+        duck.process = None

@@ -118,17 +118,29 @@ echo "all steps done"
 """
 
 
-@pytest.mark.skipif(SANITIZED, reason="installs the plain build")
-def test_units(build, tmp_path):
+def install_and_run(build, tmp_path, name, text, *command):
+    """Installs the build, lays it over the system of a systemd of its own, and runs the script there by `command`."""
     destdir = tmp_path / "installed"
     subprocess.run(["meson", "install", "-C", build, "--no-rebuild", "--destdir", str(destdir)], check=True, stdin=subprocess.DEVNULL,
                    stdout=subprocess.DEVNULL, timeout=120)
     # The names inside are those of the installed system; only the model comes from outside, by way of /etc, which is copied.
     shutil.copytree(MODEL, destdir / "etc" / "fp9" / "test-model")
-    script = destdir / "etc" / "fp9" / "test.sh"
-    script.write_text(SCRIPT.replace("/run/fp9-model", "/etc/fp9/test-model"))
-    done = subprocess.run([os.path.join(HERE, "with_systemd.sh"), str(destdir), "bash", "/etc/fp9/test.sh"], stdin=subprocess.DEVNULL,
+    (destdir / "etc" / "fp9" / name).write_text(text)
+    done = subprocess.run([os.path.join(HERE, "with_systemd.sh"), str(destdir), *command, f"/etc/fp9/{name}"], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+    print(done.stdout)
     if done.returncode == SKIP:
         pytest.skip(done.stdout.strip().splitlines()[-1])
     assert done.returncode == 0 and "all steps done" in done.stdout, done.stdout
+
+
+@pytest.mark.skipif(SANITIZED, reason="installs the plain build")
+def test_units(build, tmp_path):
+    install_and_run(build, tmp_path, "test.sh", SCRIPT.replace("/run/fp9-model", "/etc/fp9/test-model"), "bash")
+
+
+@pytest.mark.skipif(SANITIZED, reason="installs the plain build")
+def test_weights_survive(build, tmp_path):
+    """Everything that a restart, a crash or an upgrade may do to fp9d and fp9-duck, and what ends the weights."""
+    with open(os.path.join(HERE, "support", "survival_inside.py"), encoding="utf-8") as file:
+        install_and_run(build, tmp_path, "survival.py", file.read(), "/usr/bin/python3")
