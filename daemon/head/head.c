@@ -201,18 +201,19 @@ static int local_buffer(struct head *head, const char *name, uint64_t memory, in
 static int add_local_duck(struct head *head, uint32_t index, const char *program, uint64_t memory, struct err *err)
 {
     char name[CORE_NAME_MAX], cores[1024];
+    bool shared;
     snprintf(name, sizeof name, "local%u", index);
     int r = new_peer(head, index, name, false, err);
     if (r < 0)
         return r;
-    r = local_share_cores(head->conf->local_cores, index, head->conf->local_ducks, cores, sizeof cores, err);
+    r = local_share_cores(head->conf->local_cores, index, head->conf->local_ducks, cores, sizeof cores, &shared, err);
     if (r < 0)
         return r;
     int weights_fd;
     r = local_buffer(head, name, memory, &weights_fd, err);
     if (r < 0)
         return r;
-    peer_set_local(head->peers[index], program, cores, weights_fd);
+    peer_set_local(head->peers[index], program, cores, shared, weights_fd);
     return 0;
 }
 

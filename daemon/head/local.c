@@ -91,7 +91,7 @@ static int parse_cpu_list(const char *list, cpu_set_t *ret_set, struct err *err)
     return 0;
 }
 
-int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, struct err *err)
+int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, bool *ret_shared, struct err *err)
 {
     cpu_set_t mine, wanted;
     if (sched_getaffinity(0, sizeof mine, &mine) < 0)
@@ -120,6 +120,7 @@ int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *re
             return err_set(err, -E2BIG, ERR_BAD_REQUEST, "local ducks: list of CPUs is too long");
         at += (size_t)n;
     }
+    *ret_shared = count < ducks;
     return 0;
 }
 
@@ -150,8 +151,8 @@ static int spawn(const char *program, char *const argv[], int link, int weights,
     return -r;
 }
 
-int local_start(const char *program, const char *name, int weights_fd, const char *cores, pid_t *ret_pid, int *ret_pidfd, int *ret_link,
-                struct err *err)
+int local_start(const char *program, const char *name, int weights_fd, const char *cores, bool shared, pid_t *ret_pid, int *ret_pidfd,
+                int *ret_link, struct err *err)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -168,7 +169,9 @@ int local_start(const char *program, const char *name, int weights_fd, const cha
     char link_number[16], weights_number[16];
     snprintf(link_number, sizeof link_number, "%d", LOCAL_LINK_FD);
     snprintf(weights_number, sizeof weights_number, "%d", LOCAL_WEIGHTS_FD);
-    const char *argv[] = {"fp9-duck", "--link-fd", link_number, "--weights-fd", weights_number, "--name", name, "--cores", cores, NULL};
+    const char *argv[] = {"fp9-duck", "--link-fd", link_number, "--weights-fd", weights_number,
+                          "--name",   name,        "--cores",   cores,          shared ? "--members" : NULL,
+                          "1",        NULL};
     pid_t pid;
     int r = spawn(program, (char *const *)argv, link, weights, &pid);
     if (r < 0)

@@ -19,12 +19,13 @@ uint64_t local_buffer_size(int fd); /* of a buffer's memfd */
 uint64_t local_default_memory(uint32_t ducks);
 
 /* The CPUs of duck `index` of `ducks` as a list ("0,4"): `list` (or, when empty, the CPUs this process may use) is dealt out; with fewer
- * CPUs than ducks everyone gets all, and nobody is pinned to a shared one. */
-int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, struct err *err);
+ * CPUs than ducks everyone gets all (*ret_shared), and nobody is pinned to a shared one. */
+int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, bool *ret_shared, struct err *err);
 
-/* Starts the child: *ret_link is our end of its link (nonblocking), *ret_pidfd becomes readable when it ends. */
-int local_start(const char *program, const char *name, int weights_fd, const char *cores, pid_t *ret_pid, int *ret_pidfd, int *ret_link,
-                struct err *err);
+/* Starts the child, with one kernel thread when its CPUs are `shared` with other ducks: *ret_link is our end of its link (nonblocking),
+ * *ret_pidfd becomes readable when it ends. */
+int local_start(const char *program, const char *name, int weights_fd, const char *cores, bool shared, pid_t *ret_pid, int *ret_pidfd,
+                int *ret_link, struct err *err);
 
 /* Reaps an ended child and says how it ended ("was killed by signal 9 (Killed)"). 0 when it has not ended yet, 1 when it has. */
 int local_reap(int pidfd, char *ret_how, size_t size);

@@ -159,7 +159,8 @@ int main(int argc, char **argv)
         r = kernels_select(getenv("FP9_CPU"), &err);
     if (r == 0 && conf->local_ducks) {
         char cores[1024];
-        r = local_share_cores(conf->local_cores, 0, conf->local_ducks, cores, sizeof cores, &err);
+        bool shared;
+        r = local_share_cores(conf->local_cores, 0, conf->local_ducks, cores, sizeof cores, &shared, &err);
     }
     if (r == 0 && args.check_config) {
         puts("fp9d: the configuration is good");

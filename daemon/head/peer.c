@@ -37,6 +37,7 @@ struct peer {
     struct peer_callbacks callbacks;
     /* how to start it */
     char *program, *cores; /* owned */
+    bool shared_cores;     /* with other local ducks */
     int weights_fd;        /* kept across restarts */
     /* or how to reach it */
     char *address;         /* owned; NULL: it is local */
@@ -116,10 +117,11 @@ int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct pe
     return 0;
 }
 
-void peer_set_local(struct peer *peer, const char *program, const char *cores, int weights_fd)
+void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd)
 {
     peer->program = strdup(program);
     peer->cores = strdup(cores);
+    peer->shared_cores = shared;
     if (!peer->program || !peer->cores)
         abort();
     peer->weights_fd = weights_fd;
@@ -427,7 +429,8 @@ static int open_link(struct peer *peer, int fd, struct err *err)
 static int start_child(struct peer *peer, struct err *err)
 {
     int link;
-    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, &peer->pid, &peer->pidfd, &link, err);
+    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, peer->shared_cores, &peer->pid, &peer->pidfd,
+                        &link, err);
     if (r == 0)
         r = open_link(peer, link, err);
     return r < 0 ? r : loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);

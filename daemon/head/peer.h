@@ -42,8 +42,8 @@ int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct pe
 void peer_free(struct peer *peer);
 CLEANUP_DEFINE(struct peer *, peer_free);
 
-/* What a local duck is started with; weights_fd is taken. */
-void peer_set_local(struct peer *peer, const char *program, const char *cores, int weights_fd);
+/* What a local duck is started with (local.h); weights_fd is taken. */
+void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd);
 /* What a remote duck is reached by: "HOST:PORT", looked up on `names` (borrowed). */
 void peer_set_remote(struct peer *peer, const char *address, struct worker *names);
 /* "local", or the address of a remote duck. */

@@ -41,7 +41,9 @@ static void cpus_are_dealt_out(void **state)
         for (uint32_t i = 0; i < ducks; i++) {
             char list[4096];
             struct err err = {0};
-            assert_int_equal(local_share_cores("", i, ducks, list, sizeof list, &err), 0);
+            bool shared;
+            assert_int_equal(local_share_cores("", i, ducks, list, sizeof list, &shared, &err), 0);
+            assert_int_equal(shared, CPU_COUNT(&mine) < (int)ducks);
             cpu_set_t share = set_of(list);
             assert_true(CPU_COUNT(&share) > 0);
             dealt += CPU_COUNT(&share);
@@ -60,15 +62,17 @@ static void wrong_lists_are_refused(void **state)
     static const char *const bad[] = {"x", "0-", "-1", "3-1x", "0,,1", "1024", "0 1", "0-99999999999999999999"};
     for (size_t i = 0; i < ARRAY_LENGTH(bad); i++) {
         char list[64];
+        bool shared;
         struct err err = {0};
-        if (local_share_cores(bad[i], 0, 1, list, sizeof list, &err) == 0)
+        if (local_share_cores(bad[i], 0, 1, list, sizeof list, &shared, &err) == 0)
             fail_msg("\"%s\" was taken as a list of CPUs", bad[i]);
         assert_non_null(strstr(err.message, "local_cores"));
     }
     /* A CPU that is surely not there. */
     char list[64];
+    bool shared;
     struct err err = {0};
-    assert_true(local_share_cores("1023", 0, 1, list, sizeof list, &err) < 0);
+    assert_true(local_share_cores("1023", 0, 1, list, sizeof list, &shared, &err) < 0);
 }
 
 static void buffer_has_its_size(void **state)
@@ -96,7 +100,7 @@ static void end_of_child_is_told(void **state)
     _cleanup_(closep) int link = -1;
     pid_t pid;
     assert_int_equal(local_make_buffer("kitchen", 1 << 20, &weights, &err), 0);
-    assert_int_equal(local_start("/bin/false", "kitchen", weights, "0", &pid, &pidfd, &link, &err), 0);
+    assert_int_equal(local_start("/bin/false", "kitchen", weights, "0", false, &pid, &pidfd, &link, &err), 0);
     char how[128];
     int r = 0;
     for (int i = 0; i < 2000 && r == 0; i++) {
@@ -107,7 +111,7 @@ static void end_of_child_is_told(void **state)
     assert_string_equal(how, "exited with status 1");
 
     int other_pidfd = -1, other_link = -1;
-    assert_true(local_start("/no/such/program", "kitchen", weights, "0", &pid, &other_pidfd, &other_link, &err) < 0);
+    assert_true(local_start("/no/such/program", "kitchen", weights, "0", false, &pid, &other_pidfd, &other_link, &err) < 0);
     assert_non_null(strstr(err.message, "/no/such/program"));
     assert_non_null(strstr(err.message, "kitchen"));
     assert_int_equal(other_link, -1);
