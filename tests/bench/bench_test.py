@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 KEYS = {"case", "variant", "chosen", "cache", "threads", "isa", "gparam_s", "gb_s", "read_gb_s", "of_read", "of_limit", "spread"}
+PREFILL_KEYS = {"case", "tokens", "threads", "gflops", "of_peak", "vs_openblas"}
 SMP_KEYS = {"case", "experts", "threads", "of_limit", "speedup", "imbalance"}
 HOT = ("--cache", "hot", "--rounds", "1")
 failures = 0
+VARIANTS = set()  # those that run here
 
 
 def run(*arguments, cpu=None):
@@ -39,7 +41,7 @@ def figures(*arguments, cpu=None):
 
 def check_usage():
     expect_refused(2, "Usage")
-    expect_refused(2, "gemv, mlp, moe or smp, not gemm", "gemm")
+    expect_refused(2, "gemv, mlp, moe, smp or prefill, not gemm", "gemm")
     expect_refused(2, "hot or cold", "gemv", "--cache", "warm")
     expect_refused(2, "--threads is a number", "gemv", "--threads", "0")
     expect_refused(2, "--threads is a number", "gemv", "--threads", "two")
@@ -59,8 +61,7 @@ def check_usage():
     expect_refused(2, "this build has: ref", "gemv", "--variant", "ref,")
     expect_refused(2, "unexpected argument extra", "gemv", "extra")
     expect_refused(2, "", "gemv", "--nonsense")
-    expect_refused(1, "there are gemv, mlp, moe and smp", "prefill")
-    expect_refused(1, "there are gemv, mlp, moe and smp", "prefill", "--json")
+    expect_refused(2, "is unknown", "prefill", "--case", "12")
     expect_refused(2, "at most 64 for smp", "smp", "--threads", "65")
     expect_refused(2, "--experts is a number from 1 to 16", "smp", "--experts", "17")
     expect("--case" in run("--help").stdout, "--help")
@@ -70,6 +71,7 @@ def check_dispatch():
     small = ("gemv", "--case", "64x256", *HOT)
     expect_refused(1, "FP9_CPU=nonsense is unknown", *small, cpu="nonsense")
     here = figures(*small)
+    VARIANTS.update(row["variant"] for row in here)
     expect(sum(row["chosen"] for row in here) == 1, "one variant is chosen", here)
     isas = {row["isa"] for row in here}
     for cpu in ("ref", "avx2"):
@@ -115,6 +117,24 @@ def check_smp():
             expect(row["imbalance"] >= 1 and row["of_limit"] > 0 and row["speedup"] > 0 and row["slots_over_rows"] > 0, row)
 
 
+def check_prefill():
+    """Batches of every variant there is are each token's bits (the program checks), divided or not; a wrong one is not measured."""
+    small = ("prefill", "--case", "100x130", "--rounds", "1")
+    for threads in ("1", "3"):
+        for more in ((), ("--variant", "ref,avx2:rm"), ("--cache", "cold", "--pool", "4M")):
+            if "ref,avx2:rm" in more and "avx2:rm" not in VARIANTS:
+                continue
+            rows = figures(*small, "--threads", threads, *more)
+            expect([row["tokens"] for row in rows if row["variant"] == rows[0]["variant"]] == [1, 2, 4, 5, 8, 16, 32, 64, 128, 256, 512], rows)
+            for row in rows:
+                expect(PREFILL_KEYS <= row.keys() and row["case"] == "100x130" and row["threads"] == int(threads), row)
+                expect(row["gflops"] > 0 and row["over_decodes"] > 0 and (row["of_peak"] is None) == (row["variant"] == "ref"), row)
+    chosen = rows[0]["variant"]
+    expect_refused(1, f"{chosen} computes 100x130 wrong: token 0 of 1, row 99 is ", *small, "--corrupt", chosen)
+    if rows[0]["vs_openblas"] is not None:
+        expect_refused(1, "openblas computes 100x130 wrong: token 0 of 1, row 99 is ", *small, "--corrupt", "openblas")
+
+
 def check_memory():
     for kind in ("anon", "anon-huge", "memfd", "memfd-huge"):
         for row in figures("gemv", "--case", "64x256", "--rounds", "1", "--pool", "4M", "--variant", "ref", "--memory", kind):
@@ -127,6 +147,7 @@ check_dispatch()
 check_figures()
 check_the_check()
 check_smp()
+check_prefill()
 check_memory()
 print(failures, "failures")
 sys.exit(1 if failures else 0)

@@ -3,16 +3,6 @@
 
 #include "tests/bench/bench.h"
 
-static bool named(const char *list, const char *name)
-{
-    size_t length = strlen(name);
-
-    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
-        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0'))
-            return true;
-    return false;
-}
-
 /* The reference is slow and has no claim: it is timed when it is what the programs use, or by name. */
 int lineup_choose(struct bench *bench, const struct variant *all, size_t count, struct err *err)
 {
@@ -22,7 +12,7 @@ int lineup_choose(struct bench *bench, const struct variant *all, size_t count, 
         struct err why;
         int r;
 
-        if (list ? !named(list, all[i].name) : i == 0 && !variant_chosen(&all[i]))
+        if (list ? !variant_named(list, all[i].name) : i == 0 && !variant_chosen(&all[i]))
             continue;
         r = variant_check(&all[i], &why);
         if (r < 0 && list)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/bench/options.h"
+#include "tests/bench/prefill.h"
 #include "tests/bench/report.h"
 #include "tests/bench/smp.h"
 
@@ -74,7 +75,7 @@ int main(int argc, char **argv)
 
     if (!options_parse(argc, argv, &options, &status))
         return status;
-    if (kernels_select(getenv("FP9_CPU"), &err) < 0 || (options.smp ? run_smp : run)(&options, &err) < 0) {
+    if (kernels_select(getenv("FP9_CPU"), &err) < 0 || (options.prefill ? prefill_run : options.smp ? run_smp : run)(&options, &err) < 0) {
         fprintf(stderr, "fp9-bench: %s\n", err.message);
         return OPTIONS_EXIT_REFUSED;
     }

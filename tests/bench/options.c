@@ -12,14 +12,14 @@
 #include "tests/bench/variant.h"
 
 static const char help[] =
-    "Usage: fp9-bench gemv|mlp|moe|smp [--case NxK|NAME|all] [--cache hot|cold] [--threads N] [--variant V,...] [--json]\n"
+    "Usage: fp9-bench gemv|mlp|moe|smp|prefill [--case NxK|NAME|all] [--cache hot|cold] [--threads N] [--variant V,...] [--json]\n"
     "Measures fp9's kernels and others beside them and, in the same rounds, pure reads of the same bytes.\n"
     "\n"
     "  gemv  one matrix of N rows and K columns\n"
     "  mlp   one expert: gate, up and down of N neurons at hidden size K\n"
     "  moe   one token through 8 such experts, routed at random\n"
     "  smp   the same, all threads at one token, with 1, 2, 3, 5 and 8 experts\n"
-    "  (prefill: not in this version)\n"
+    "  prefill  1 to 512 tokens through one matrix (hot unless --cache cold), beside OpenBLAS' sgemm and the FMA peak\n"
     "\n"
     "  --case NxK|NAME|all  one shape instead of the usual ones, or all that have a name\n"
     "  --cache hot|cold     the same weights again and again, or (cold) a pool of 1 GiB at least and four times the last cache\n"
@@ -176,18 +176,16 @@ bool options_parse(int argc, char **argv, struct options *ret_options, int *ret_
         }
     if (argc < 2)
         return usage(ret_status);
-    if (strcmp(argv[1], "prefill") == 0) {
-        fprintf(stderr, "fp9-bench: %s is not in this version; there are gemv, mlp, moe and smp\n", argv[1]);
-        *ret_status = OPTIONS_EXIT_REFUSED;
-        return false;
-    }
     options.smp = strcmp(argv[1], "smp") == 0;
+    options.prefill = strcmp(argv[1], "prefill") == 0;
     if (options.smp)
         kind = CASE_MOE;
-    while (!options.smp && kind < ARRAY_LENGTH(commands) && strcmp(argv[1], commands[kind]) != 0)
+    if (options.prefill)
+        options.settings.cold = false;
+    while (!options.smp && !options.prefill && kind < ARRAY_LENGTH(commands) && strcmp(argv[1], commands[kind]) != 0)
         kind++;
     if (kind == ARRAY_LENGTH(commands))
-        return wrong(ret_status, "what to measure comes first: it", "gemv, mlp, moe or smp", argv[1]);
+        return wrong(ret_status, "what to measure comes first: it", "gemv, mlp, moe, smp or prefill", argv[1]);
     options.kind = (enum case_kind)kind;
     if (!parse_options(argc - 1, argv + 1, &options, ret_status))
         return false;

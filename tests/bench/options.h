@@ -11,6 +11,7 @@
 struct options {
     enum case_kind kind;
     bool smp;         /* kind CASE_MOE by all threads together */
+    bool prefill;     /* kind CASE_GEMV with many tokens */
     uint32_t experts; /* of smp's steps; 0: the usual numbers */
     const char *text; /* of the case; NULL: the usual ones; "all": all that have a name */
     struct settings settings;

@@ -26,6 +26,16 @@ size_t variants_all(struct variant ret_variants[VARIANTS_MAX])
     return count;
 }
 
+bool variant_named(const char *list, const char *name)
+{
+    size_t length = strlen(name);
+
+    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0'))
+            return true;
+    return false;
+}
+
 int variant_check(const struct variant *variant, struct err *err)
 {
     if (variant->rival)

@@ -25,6 +25,9 @@ size_t variants_all(struct variant ret_variants[VARIANTS_MAX]);
 /* Once, after kernels_select: remembers the tier in use as the programs' choice. */
 void variants_choose(void);
 
+/* Whether a name stands in a list with commas between. */
+bool variant_named(const char *list, const char *name);
+
 /* 0, or -ENOTSUP with the reason why it cannot run here. */
 int variant_check(const struct variant *variant, struct err *err);
 const char *variant_isa(const struct variant *variant);
