@@ -3,9 +3,7 @@ undisturbed load. Restarts of fp9d and of fp9-duck, cut links, errors of the dis
 import os
 import random
 import re
-import shutil
 import signal
-import subprocess
 import time
 
 import numpy as np
@@ -16,6 +14,7 @@ from support.daemon import SANITIZED, SLOW, Daemon
 from support.model import MODEL, make_checkpoint
 from support.rpc import Rpc, RpcError, Session
 from support.service import DuckService, Manager, Proxy, seed_of
+from support.strace import CALLS, Seen, Strace, from_start, parse, wait_end, weights_of
 
 ROUNDS = int(os.environ.get("FP9_ROUNDS") or (8 if SANITIZED else 50))
 DUCKS = 3
@@ -453,3 +452,77 @@ def test_one_buffer_has_one_process(make_duck, build, tmp_path):
         os.kill(duck.process.pid, signal.SIGCONT) if duck.process.poll() is None else None
         other.end()
         duck.process = None
+
+
+# ---- what a warm load costs, and what an error of the disk does
+
+
+def seen_in_load(daemon, rpc, folder, path):
+    with Strace(daemon.process.pid, folder, "-e", "trace=" + CALLS) as trace:
+        done = load(rpc, path)
+    return done, Seen(trace.calls, path)
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer's own threads cannot be followed quickly")
+def test_warm_load_reads_and_sends_no_weights(fleet, model, tmp_path):
+    """The kernel's own account: no byte of a weight is read and none sent, also after a duck and fp9d were killed."""
+    daemon = fleet.daemon
+    with Rpc(daemon.socket, 60) as rpc:
+        cold, seen = seen_in_load(daemon, rpc, tmp_path, model)
+        total = sum(end - first for ranges in weights_of(model).values() for first, end in ranges)
+        assert cold["cache"] == "miss" and seen.weights >= total and seen.sent > total and not seen.unknown, vars(seen)
+        wait_ready(daemon, rpc)
+        for which in range(2):
+            warm, seen = seen_in_load(daemon, rpc, tmp_path, model)
+            assert (warm["cache"], warm["bytes_read"], warm["bytes_sent"]) == ("hit", 0, 0)
+            assert seen.weights == 0 and not seen.unknown, vars(seen)
+            assert seen.sent < 64 * 1024, vars(seen)
+            losses = daemon.log().count(": lost: ")
+            fleet.kill("duck", which, None)
+            daemon.wait_for("the loss", lambda: daemon.log().count(": lost: ") > losses)
+            wait_ready(daemon, rpc)
+    daemon.kill()
+    daemon.wrap = from_start(str(tmp_path / "start"))
+    daemon.start()
+    with Rpc(daemon.socket, 60) as rpc:
+        wait_ready(daemon, rpc)
+        assert load(rpc, model)["cache"] == "hit"
+    pid = daemon.process.pid
+    daemon.stop()
+    wait_end(tmp_path / "start", pid)
+    seen = Seen(parse(tmp_path / "start"), model)
+    assert seen.shards > 0 and seen.weights == 0 and seen.sent < 64 * 1024 and not seen.unknown, vars(seen)
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer's own threads cannot be followed quickly")
+def test_disk_read_errors(make_daemon, model, tmp_path):
+    """The disk fails ever later: each load ends naming file and cause, keeps what is finished, and the last one goes on from there."""
+    daemon = make_daemon(ducks=DUCKS)
+    shards = [os.path.join(model, name) for name in os.listdir(model) if name.endswith(".safetensors")]
+    with Rpc(daemon.socket) as rpc:
+        true = load(rpc, model), slots(rpc), outputs(rpc)
+        daemon.ok("load", MODEL, "--name", "other", "--tp", 2, "--multiple-of", 32)
+        rpc.call("model.unload", model="model", drop_cache=True)
+        others = slots(rpc)
+        assert others and not set(others) & set(true[1])
+        failures, before = 0, set(others)
+        for after in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584):
+            paths = [word for shard in shards for word in ("-P", shard)]
+            with Strace(daemon.process.pid, tmp_path, *paths, "-e", "trace=pread64,read", "-e", f"inject=pread64,read:error=EIO:when={after}+"):
+                try:
+                    done = load(rpc, model)
+                except RpcError as error:
+                    failures += 1
+                    assert "Input/output error" in error.message and ".safetensors" in error.message, error.message
+                    done = None
+            now = set(slots(rpc))
+            assert before <= now, f"slots that were finished are gone: {sorted(before - now)}"
+            before = now
+            if done:
+                break
+        assert failures >= 2 and done, f"{failures} loads failed"
+        if set(others) != before:
+            assert done["cache"] in ("partial", "miss")
+        assert set(slots(rpc)) == set(true[1]) | set(others)
+        assert outputs(rpc) == true[2]
+        assert load(rpc, model)["bytes_sent"] == 0

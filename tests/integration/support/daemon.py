@@ -40,6 +40,7 @@ class Daemon:
         """remote: (name, address) of ducks that are services; manager: whoever starts fp9d and keeps its descriptors."""
         self.build, self.folder = build, str(folder)
         self.manager = manager
+        self.wrap = []  # words before fp9d's, as in strace
         self.socket = os.path.join(self.folder, "control.sock")
         self.state = os.path.join(self.folder, "state")
         self.log_path = os.path.join(self.folder, "fp9d.log")
@@ -66,12 +67,12 @@ class Daemon:
 
     def spawn(self, *more, **popen):
         log = open(self.log_path, "ab")
+        args = [*self.wrap, program(self.build, "fp9d"), "--config", self.conf_path, *more]
         try:
             if self.manager:
-                self.process = self.manager.spawn([program(self.build, "fp9d"), "--config", self.conf_path, *more], log.fileno(), self.env)
+                self.process = self.manager.spawn(args, log.fileno(), self.env)
                 return self
-            self.process = subprocess.Popen([program(self.build, "fp9d"), "--config", self.conf_path, *more], stdin=subprocess.DEVNULL,
-                                            stdout=log, stderr=log, env=self.env, start_new_session=True, **popen)
+            self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True, **popen)
         finally:
             log.close()
         return self
