@@ -1,7 +1,7 @@
 /* PURE. One step on one slot: the kernels over its tokens, the partial in the dtype that is wanted.
  *
  * A team runs it in phases (kernels/phases.h): compute_begin by member 0, then phases_run by all members for each of phases_count phases,
- * then compute_cost_of. compute_run is one core alone, in modes 0 and 1 token group by token group. */
+ * then compute_cost_of. compute_run does all of that on one core. */
 #ifndef FP9_DUCK_COMPUTE_H
 #define FP9_DUCK_COMPUTE_H
 
@@ -10,9 +10,6 @@
 #include "daemon/duck/geometry.h"
 #include "kernels/phases.h"
 #include "proto/wire/msg_step.h"
-
-/* Tokens between two looks at `cancel` and moves of `progress`; also the height of the binary32 result kept aside. */
-#define COMPUTE_CHUNK 8
 
 struct compute_job {
     struct kernels_layer layer;
@@ -35,14 +32,13 @@ struct compute_cost {
 
 /* Scratch of a step in phases, 64-byte aligned; room for a session's largest step is room for all of its steps. */
 size_t compute_scratch_bytes(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k, uint32_t members);
+/* *job and all that it points to must stay until the last phase is through. */
 void compute_begin(struct phases *ret_phases, const struct compute_job *job, uint32_t members, void *scratch);
 /* After the last phase. */
 struct compute_cost compute_cost_of(const struct phases *phases);
 
-struct compute_cost compute_cost(const struct compute_job *job);
-size_t compute_y_bytes(uint32_t hidden); /* of `y` below, 64-byte aligned */
-
-/* y: compute_y_bytes(hidden); scratch: kernels_scratch_bytes(&job->layer). False when *cancel was seen and the partial is not whole. */
-bool compute_run(const struct compute_job *job, float *y, void *scratch, _Atomic uint64_t *progress, const _Atomic bool *cancel);
+/* One core. scratch: compute_scratch_bytes with one member. False when *cancel was seen and the partial is not whole. */
+bool compute_run(const struct compute_job *job, void *scratch, _Atomic uint64_t *progress, const _Atomic bool *cancel,
+                 struct compute_cost *ret_cost);
 
 #endif

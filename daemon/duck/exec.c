@@ -18,15 +18,16 @@ enum state {
 struct place {
     /* Owner's. */
     bool busy;
-    size_t y_bytes, scratch_bytes;
-    float *y;      /* owned; written by the team while busy */
-    void *scratch; /* owned; likewise */
+    size_t scratch_bytes;
+    void *scratch; /* owned; written by the team while busy */
     /* Under the lock. */
     enum state state;
     struct exec_job job;
     struct exec_result result;
     /* The thread's. */
+    struct phases phases;
     struct team_job team;
+    bool begun; /* phases and team are this job's */
     /* Set under the lock; members look at it between tiles. Relaxed: it carries nothing but itself. */
     _Atomic bool pause;
 };
@@ -35,6 +36,7 @@ struct exec {
     pthread_t thread;
     int weights_fd;             /* borrowed */
     int event_fd;               /* owned */
+    struct team_setup setup;    /* of a kernel process's team, too */
     struct team *team;          /* owned */
     _Atomic uint64_t one_shots; /* their progress */
     _Atomic bool cancel;        /* set once, when the duck stops */
@@ -54,33 +56,22 @@ struct exec {
 
 /* ---- the kernel thread -------------------------------------------------------------------------- */
 
-/* A phase is COMPUTE_CHUNK tokens by member 0. */
 static bool share(void *arg, uint32_t phase, uint32_t member, const _Atomic bool *pause, _Atomic uint64_t *progress)
 {
-    (void)pause;
     struct place *place = arg;
-    struct compute_job job = place->job.compute;
-    uint32_t first = phase * COMPUTE_CHUNK;
-    if (member != 0)
-        return true;
-    job.tokens = job.tokens - first < COMPUTE_CHUNK ? job.tokens - first : COMPUTE_CHUNK;
-    job.x += (size_t)first * job.hidden;
-    job.ids += (size_t)first * job.top_k;
-    job.weights += (size_t)first * job.top_k;
-    job.partial = (uint8_t *)job.partial + (size_t)first * job.hidden * (job.dtype == MSG_F32 ? 4 : 2);
-    static const _Atomic bool never = false;
-    return compute_run(&job, place->y, place->scratch, progress, &never);
+    return phases_run(&place->phases, phase, member, pause, progress);
 }
 
-static void start(struct place *place)
+static void begin(struct exec *exec, struct place *place)
 {
-    place->result = (struct exec_result){0};
+    compute_begin(&place->phases, &place->job.compute, team_members(exec->team), place->scratch);
     place->team = (struct team_job){
-        .phases = (place->job.compute.tokens + COMPUTE_CHUNK - 1) / COMPUTE_CHUNK,
+        .phases = phases_count(&place->phases),
         .share = share,
         .arg = place,
         .pause = &place->pause,
     };
+    place->begun = true;
 }
 
 /* Release: who sees `broken` reads why. The first reason stays. */
@@ -99,16 +90,24 @@ static bool run(struct exec *exec, struct place *place)
     struct exec_result *result = &place->result;
     const struct exec_job *job = &place->job;
     if (job->one_shot) {
+        struct judge_result one_shot;
         result->code =
-            judge_run(&job->compute, &job->slot, exec->weights_fd, &exec->one_shots, &exec->cancel, &result->duck_time_ns, &result->err);
+            judge_run(&job->compute, &job->slot, &exec->setup, exec->weights_fd, &exec->one_shots, &exec->cancel, &one_shot, &result->err);
+        if (result->code == 0) {
+            result->duck_time_ns = one_shot.duck_time_ns;
+            result->cost = one_shot.cost;
+        }
         return true;
     }
     uint64_t start_ns = clock_now_ns();
+    if (!place->begun)
+        begin(exec, place);
     int r = team_run(exec->team, &place->team, &result->err);
     result->duck_time_ns += clock_now_ns() - start_ns;
     if (r == TEAM_PAUSED)
         return false;
     result->code = r;
+    result->cost = compute_cost_of(&place->phases);
     if (r < 0)
         set_broken(exec, &result->err);
     return true;
@@ -121,8 +120,10 @@ static struct place *choose(struct exec *exec)
         struct place *place = &exec->places[i];
         if (place->state != POSTED && place->state != RUNNING)
             continue;
-        if (place->state == POSTED)
-            start(place);
+        if (place->state == POSTED) {
+            place->result = (struct exec_result){0};
+            place->begun = false;
+        }
         place->state = RUNNING;
         atomic_store_explicit(&place->pause, false, memory_order_relaxed);
         return place;
@@ -198,10 +199,8 @@ static void release(struct exec *exec)
     pthread_mutex_destroy(&exec->lock);
     if (broken)
         return; /* a stalled member may still use all that follows */
-    for (int i = 0; i < EXEC_PLACES; i++) {
-        free(exec->places[i].y);
+    for (int i = 0; i < EXEC_PLACES; i++)
         free(exec->places[i].scratch);
-    }
     free(exec);
 }
 
@@ -211,6 +210,7 @@ int exec_new(int weights_fd, const struct team_setup *setup, struct exec **ret_e
     if (!exec)
         return err_no_memory(err, "kernel thread", sizeof *exec);
     exec->weights_fd = weights_fd;
+    exec->setup = *setup;
     pthread_mutex_init(&exec->lock, NULL);
     pthread_cond_init(&exec->posted, NULL);
     exec->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -253,29 +253,24 @@ bool exec_busy(const struct exec *exec, enum exec_place place)
     return exec->places[place].busy;
 }
 
-static int grow(void **memory, size_t *have, size_t bytes, struct err *err)
+uint32_t exec_members(const struct exec *exec)
 {
-    if (bytes <= *have)
+    return team_members(exec->team);
+}
+
+int exec_reserve(struct exec *exec, enum exec_place where, size_t scratch_bytes, struct err *err)
+{
+    struct place *place = &exec->places[where];
+    if (scratch_bytes <= place->scratch_bytes)
         return 0;
-    bytes = size_round_up(bytes, 64);
+    size_t bytes = size_round_up(scratch_bytes, 64);
     void *fresh = aligned_alloc(64, bytes);
     if (!fresh)
         return err_no_memory(err, "kernel scratch", bytes);
-    free(*memory);
-    *memory = fresh;
-    *have = bytes;
+    free(place->scratch);
+    place->scratch = fresh;
+    place->scratch_bytes = bytes;
     return 0;
-}
-
-int exec_reserve(struct exec *exec, enum exec_place where, size_t scratch_bytes, size_t y_bytes, struct err *err)
-{
-    struct place *place = &exec->places[where];
-    void *y = place->y;
-    int r = grow(&place->scratch, &place->scratch_bytes, scratch_bytes, err);
-    if (r == 0)
-        r = grow(&y, &place->y_bytes, y_bytes, err);
-    place->y = y;
-    return r;
 }
 
 void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *job)

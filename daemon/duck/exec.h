@@ -33,6 +33,7 @@ struct exec_job {
 struct exec_result {
     int code; /* 0, or negative and err */
     struct err err;
+    struct compute_cost cost;
     uint64_t duck_time_ns; /* the job's own; what ran while it was paused does not count */
 };
 
@@ -44,10 +45,11 @@ CLEANUP_DEFINE(struct exec *, exec_free);
 
 int exec_event_fd(const struct exec *exec); /* readable when a result waits */
 uint64_t exec_progress(const struct exec *exec);
+uint32_t exec_members(const struct exec *exec);                 /* for compute_scratch_bytes */
 bool exec_busy(const struct exec *exec, enum exec_place place); /* a job is posted and not yet taken back */
 
 /* Makes the place's scratch at least this large; not while it is busy. */
-int exec_reserve(struct exec *exec, enum exec_place place, size_t scratch_bytes, size_t y_bytes, struct err *err);
+int exec_reserve(struct exec *exec, enum exec_place place, size_t scratch_bytes, struct err *err);
 /* Into a place that is not busy; exec_reserve was called for such a job. */
 void exec_post(struct exec *exec, enum exec_place place, const struct exec_job *job);
 /* True and a result when a job is through; call until false. Also empties the eventfd. */

@@ -24,12 +24,13 @@ struct judge_job {
     uint64_t magic;
     uint64_t size; /* of the memfd */
     struct judge_slot slot;
+    struct team_setup setup;
     uint32_t kind, dtype;
     uint32_t tokens, top_k, hidden;
     uint64_t x, ids, weights, partial; /* offsets */
     _Atomic uint64_t progress;         /* moves while the kernels run */
     /* Written by the kernel process, `done` last. */
-    uint64_t duck_time_ns;
+    struct judge_result result;
     struct err err;
     _Atomic uint32_t done; /* 1: the partial is whole */
 };
@@ -63,11 +64,13 @@ static void place(struct judge_job *job)
     job->size = job->partial + size_round_up(values * dtype_bytes((enum msg_dtype)job->dtype), 64);
 }
 
-static int job_make(const struct compute_job *from, const struct judge_slot *slot, struct job_map *ret_map, struct err *err)
+static int job_make(const struct compute_job *from, const struct judge_slot *slot, const struct team_setup *setup, struct job_map *ret_map,
+                    struct err *err)
 {
     struct judge_job job = {
         .magic = JOB_MAGIC,
         .slot = *slot,
+        .setup = *setup,
         .kind = (uint32_t)from->kind,
         .dtype = (uint32_t)from->dtype,
         .tokens = from->tokens,
@@ -144,11 +147,11 @@ static int wait_for(pid_t pid, struct judge_job *job, _Atomic uint64_t *progress
     }
 }
 
-int judge_run(const struct compute_job *job, const struct judge_slot *slot, int weights_fd, _Atomic uint64_t *progress,
-              const _Atomic bool *cancel, uint64_t *ret_duck_time_ns, struct err *err)
+int judge_run(const struct compute_job *job, const struct judge_slot *slot, const struct team_setup *setup, int weights_fd,
+              _Atomic uint64_t *progress, const _Atomic bool *cancel, struct judge_result *ret_result, struct err *err)
 {
     _cleanup_(job_map_release) struct job_map map = {.fd = -1};
-    int r = job_make(job, slot, &map, err);
+    int r = job_make(job, slot, setup, &map, err);
     if (r < 0)
         return r;
     pid_t pid;
@@ -183,7 +186,7 @@ int judge_run(const struct compute_job *job, const struct judge_slot *slot, int 
     size_t bytes = (size_t)job->tokens * job->hidden * dtype_bytes(job->dtype);
     if (bytes)
         memcpy(job->partial, (uint8_t *)map.job + map.job->partial, bytes);
-    *ret_duck_time_ns = map.job->duck_time_ns;
+    *ret_result = map.job->result;
     return 0;
 }
 
@@ -192,6 +195,46 @@ int judge_run(const struct compute_job *job, const struct judge_slot *slot, int 
 static void *aligned(size_t bytes)
 {
     return aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));
+}
+
+struct process {
+    struct judge_job *shared;
+    struct phases phases;
+};
+
+/* Piece by piece, so that the parent sees the progress. */
+static bool share(void *arg, uint32_t phase, uint32_t member, const _Atomic bool *pause, _Atomic uint64_t *progress)
+{
+    static const _Atomic bool each = true;
+    struct process *process = arg;
+    (void)pause; /* nobody sets it */
+    while (!phases_run(&process->phases, phase, member, &each, progress))
+        atomic_fetch_add_explicit(&process->shared->progress, 1, memory_order_relaxed);
+    return true;
+}
+
+static int process_job(struct judge_job *shared, const struct compute_job *job, struct err *err)
+{
+    static const _Atomic bool never = false;
+    if (shared->setup.members == 0 || shared->setup.members > TEAM_MEMBERS_MAX)
+        return err_set(err, -EINVAL, ERR_INTERNAL, "a team of %u members", shared->setup.members);
+    size_t scratch_bytes = compute_scratch_bytes(&job->layer, job->tokens, job->top_k, shared->setup.members);
+    _cleanup_(freep) void *scratch = aligned(scratch_bytes);
+    if (!scratch)
+        return err_no_memory(err, "kernel process", scratch_bytes);
+    _cleanup_(team_freep) struct team *team = NULL;
+    int r = team_new(&shared->setup, &team, err);
+    if (r == 0)
+        r = team_enter(team, err);
+    if (r < 0)
+        return r;
+    struct process process = {.shared = shared};
+    uint64_t start = clock_now_ns();
+    compute_begin(&process.phases, job, shared->setup.members, scratch);
+    struct team_job work = {.phases = phases_count(&process.phases), .share = share, .arg = &process, .pause = &never};
+    r = team_run(team, &work, err);
+    shared->result = (struct judge_result){.duck_time_ns = clock_now_ns() - start, .cost = compute_cost_of(&process.phases)};
+    return r;
 }
 
 static int process_run(struct judge_job *shared, int weights_fd, struct err *err)
@@ -222,16 +265,7 @@ static int process_run(struct judge_job *shared, int weights_fd, struct err *err
         .weights = (const float *)(const void *)(base + shared->weights),
         .partial = base + shared->partial,
     };
-    size_t scratch_bytes = kernels_scratch_bytes(&job.layer);
-    _cleanup_(freep) float *y = aligned(compute_y_bytes(job.hidden));
-    _cleanup_(freep) void *scratch = aligned(scratch_bytes);
-    if (!y || !scratch)
-        return err_no_memory(err, "kernel process", compute_y_bytes(job.hidden) + scratch_bytes);
-    _Atomic bool cancel = false;
-    uint64_t start = clock_now_ns();
-    compute_run(&job, y, scratch, &shared->progress, &cancel);
-    shared->duck_time_ns = clock_now_ns() - start;
-    return 0;
+    return process_job(shared, &job, err);
 }
 
 int judge_main(int argc, char **argv)

@@ -19,6 +19,7 @@ struct link {
     struct exec *exec; /* borrowed */
     struct buf *out;   /* borrowed */
     bool greeted;
+    bool counts; /* the head takes counted STEP_DONEs */
     char peer[2 * WIRE_NAME_MAX + 8];
     struct fills *fills; /* owned */
     struct sessions sessions;
@@ -26,7 +27,6 @@ struct link {
     struct running {
         struct step *step; /* posted to exec; owned */
         uint32_t slot;
-        struct compute_cost cost;
         enum msg_dtype dtype;
     } running[EXEC_PLACES];
     /* DROPs whose memory a running step still reads. */
@@ -138,6 +138,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     snprintf(answer.boot_id, sizeof answer.boot_id, "%s", wbuf_boot_id(link->wbuf));
     snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
     link->greeted = true;
+    link->counts = hello.features & WIRE_FEATURE_COUNTS;
     snprintf(link->peer, sizeof link->peer, "%s of %s", hello.software, hello.host);
     log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
     return sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
@@ -376,7 +377,7 @@ static int on_session_open(struct link *link, const struct frame *frame, struct 
         return r;
     struct err why;
     struct session_needs needs;
-    r = session_open(&link->sessions, link->wbuf, &open, &needs, &why);
+    r = session_open(&link->sessions, link->wbuf, &open, exec_members(link->exec), &needs, &why);
     if (r < 0)
         return fail(link, frame->request, &why, err);
     struct session *session = session_find(&link->sessions, open.session);
@@ -384,7 +385,7 @@ static int on_session_open(struct link *link, const struct frame *frame, struct 
     /* While a step runs its scratch cannot move; the first step of this session then makes it larger if it must. */
     for (int i = 0; i < EXEC_PLACES && r == 0; i++)
         if (!exec_busy(link->exec, (enum exec_place)i))
-            r = exec_reserve(link->exec, (enum exec_place)i, needs.scratch_bytes, needs.y_bytes, &why);
+            r = exec_reserve(link->exec, (enum exec_place)i, needs.scratch_bytes, &why);
     if (r < 0) {
         session_close(session);
         return fail(link, frame->request, &why, err);
@@ -459,14 +460,14 @@ static int start(struct link *link, struct step *step, struct err *why)
         job.slot =
             (struct judge_slot){.words = wbuf_words(link->wbuf, slot), .offset = wbuf_offset(link->wbuf, slot), .bytes = geometry->bytes};
     enum exec_place place = step->batch ? EXEC_BATCH : EXEC_INTERACTIVE;
-    r = exec_reserve(link->exec, place, kernels_scratch_bytes(&job.compute.layer), compute_y_bytes(job.compute.hidden), why);
+    r = exec_reserve(link->exec, place,
+                     compute_scratch_bytes(&job.compute.layer, job.compute.tokens, job.compute.top_k, exec_members(link->exec)), why);
     if (r < 0)
         return r;
     wbuf_pin(link->wbuf, slot);
     link->running[place] = (struct running){
         .step = step,
         .slot = slot,
-        .cost = compute_cost(&job.compute),
         .dtype = session->open.partials,
     };
     exec_post(link->exec, place, &job);
@@ -522,11 +523,15 @@ static int answer_step(struct link *link, const struct running *run, const struc
     }
     struct msg_step_done done = {
         .duck_time_ns = result->duck_time_ns,
-        .params = run->cost.params,
-        .weight_bytes = run->cost.weight_bytes,
+        .params = result->cost.params,
+        .weight_bytes = result->cost.weight_bytes,
         .dtype = run->dtype,
         .tokens = step->words.tokens,
         .hidden = step->words.hidden,
+        .counted = link->counts,
+        .mode = (uint8_t)result->cost.mode,
+        .tiles = result->cost.tiles,
+        .tile_tokens = result->cost.tile_tokens,
     };
     uint8_t *partial;
     int r = msg_step_done_encode(link->out, step->request, &done, &partial);

@@ -18,7 +18,8 @@ struct session *session_find(struct sessions *sessions, uint64_t id)
 }
 
 /* False when the model has no finished slot here. */
-static bool needs_of(const struct wbuf *wbuf, const uint8_t *model_key, uint32_t *ret_hidden, struct session_needs *ret_needs)
+static bool needs_of(const struct wbuf *wbuf, const struct msg_session_open *open, uint32_t members, uint32_t *ret_hidden,
+                     struct session_needs *ret_needs)
 {
     struct session_needs needs = {0};
     uint32_t hidden = 0;
@@ -26,24 +27,23 @@ static bool needs_of(const struct wbuf *wbuf, const uint8_t *model_key, uint32_t
         if (!wbuf_taken(wbuf, i))
             continue;
         struct msg_slot slot = wbuf_describe(wbuf, i);
-        if (slot.state != MSG_SLOT_FINISHED || memcmp(slot.model_key, model_key, DIGEST_SIZE) != 0)
+        if (slot.state != MSG_SLOT_FINISHED || memcmp(slot.model_key, open->model_key, DIGEST_SIZE) != 0)
             continue;
         const struct geometry *geometry = wbuf_geometry(wbuf, i);
         struct kernels_layer layer = geometry_layer(geometry, NULL);
-        size_t scratch = kernels_scratch_bytes(&layer);
+        size_t scratch = compute_scratch_bytes(&layer, open->max_tokens, open->top_k_max, members);
         if (scratch > needs.scratch_bytes)
             needs.scratch_bytes = scratch;
         if (geometry->layout.hidden > hidden)
             hidden = geometry->layout.hidden;
     }
-    needs.y_bytes = compute_y_bytes(hidden);
     *ret_needs = needs;
     *ret_hidden = hidden;
     return hidden > 0;
 }
 
-int session_open(struct sessions *sessions, const struct wbuf *wbuf, const struct msg_session_open *open, struct session_needs *ret_needs,
-                 struct err *err)
+int session_open(struct sessions *sessions, const struct wbuf *wbuf, const struct msg_session_open *open, uint32_t members,
+                 struct session_needs *ret_needs, struct err *err)
 {
     if (session_find(sessions, open->session))
         return err_set(err, -EEXIST, ERR_BAD_REQUEST, "session %" PRIu64 " is open already", open->session);
@@ -58,7 +58,7 @@ int session_open(struct sessions *sessions, const struct wbuf *wbuf, const struc
     struct session_needs needs;
     char key[DIGEST_HEX_SIZE];
     digest_hex(open->model_key, key);
-    if (!needs_of(wbuf, open->model_key, &hidden, &needs))
+    if (!needs_of(wbuf, open, members, &hidden, &needs))
         return err_set(err, -ESTALE, ERR_CACHE_STALE, "session %" PRIu64 ": no finished slot of model %.12s is here", open->session, key);
     uint64_t answer = (uint64_t)open->max_tokens * hidden * (open->partials == MSG_F32 ? 4 : 2) + ANSWER_FIELDS;
     if (answer > WIRE_STEP_PAYLOAD_MAX)

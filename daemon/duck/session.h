@@ -21,12 +21,12 @@ struct sessions {
 
 /* Room that steps of a session need beforehand: the largest over the model's slots. */
 struct session_needs {
-    size_t scratch_bytes, y_bytes;
+    size_t scratch_bytes; /* compute_scratch_bytes of the largest step */
 };
 
 /* CACHE_STALE when no finished slot of the model is here, BUSY when the table is full, BAD_SHAPE when an answer would not fit a frame. */
-int session_open(struct sessions *sessions, const struct wbuf *wbuf, const struct msg_session_open *open, struct session_needs *ret_needs,
-                 struct err *err);
+int session_open(struct sessions *sessions, const struct wbuf *wbuf, const struct msg_session_open *open, uint32_t members,
+                 struct session_needs *ret_needs, struct err *err);
 struct session *session_find(struct sessions *sessions, uint64_t id); /* NULL: none */
 void session_close(struct session *session);
 

@@ -187,6 +187,8 @@ struct core_step {
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     /* sums over chunks */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
+    uint64_t tiles, tile_tokens; /* of all ranks; 0 from ducks that do not count them */
+    uint8_t mode;                /* of the last chunk, as the design numbers them */
     uint32_t chunks;
     struct err err;
 };

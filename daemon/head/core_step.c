@@ -123,6 +123,9 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
     step->answered[rank] = true;
     step->params += done->params;
     step->weight_bytes += done->weight_bytes;
+    step->tiles += done->tiles;
+    step->tile_tokens += done->tile_tokens;
+    step->mode = done->mode;
     if (done->duck_time_ns > step->chunk_duck_max_ns)
         step->chunk_duck_max_ns = done->duck_time_ns;
     if (--step->waiting)

@@ -409,7 +409,12 @@ static void link_event(void *user, bool readable, bool writable)
 
 static void say_hello(struct peer *peer)
 {
-    struct msg_hello hello = {.major = WIRE_VERSION_MAJOR, .minor = WIRE_VERSION_MINOR, .software = "fp9d " FP9_VERSION};
+    struct msg_hello hello = {
+        .major = WIRE_VERSION_MAJOR,
+        .minor = WIRE_VERSION_MINOR,
+        .features = WIRE_FEATURE_COUNTS,
+        .software = "fp9d " FP9_VERSION,
+    };
     gethostname(hello.host, sizeof hello.host - 1);
     struct outgoing *out = outgoing_new();
     peer->phase = PEER_HELLO;

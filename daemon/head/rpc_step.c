@@ -87,7 +87,6 @@ static int copies(struct session *session, struct err *err)
 
 static int check_ids(struct session *session, uint32_t tokens, uint32_t top_k, uint32_t experts, struct err *err)
 {
-    session->pairs = 0;
     for (uint32_t token = 0; token < tokens; token++) {
         for (uint32_t slot = 0; slot < top_k; slot++) {
             int32_t id = session->ids[(size_t)token * top_k + slot];
@@ -101,7 +100,6 @@ static int check_ids(struct session *session, uint32_t tokens, uint32_t top_k, u
                 err_value_int(err, "expert", id);
                 return -EINVAL;
             }
-            session->pairs++;
         }
     }
     return 0;
@@ -134,7 +132,6 @@ static int take_routing(const struct call *call, struct session *session, struct
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s is given and %s is not; they go together", ids->given ? ids->name : weights->name,
                        ids->given ? weights->name : ids->name);
     int r = top_k_of(call, session, ids, tokens, ret_top_k, err);
-    session->pairs = 0;
     if (r < 0 || !*ret_top_k)
         return r;
     uint64_t bytes = (uint64_t)tokens * *ret_top_k * sizeof(int32_t);
@@ -236,18 +233,18 @@ int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err)
     return step(call, true, err);
 }
 
-static json_t *step_json(const struct session *session, const struct core_session *core_session, bool moe)
+static json_t *step_json(const struct core_session *core_session)
 {
     const struct core_step *done = &core_session->step;
     double wait = (double)done->judge_wait_ns / 1e3, most = (double)done->duck_max_ns / 1e3;
     json_t *json = json_pack("{s:o, s:o, s:o, s:o, s:I, s:I}", "judge_wait_us", rpc_real(wait), "duck_max_us", rpc_real(most),
                              "judge_gap_us", rpc_real(wait - most), "judge_ratio", most > 0 ? rpc_real(wait / most) : json_null(), "params",
                              (json_int_t)done->params, "weight_bytes", (json_int_t)done->weight_bytes);
+    if (done->tiles)
+        json_object_set_new(json, "mode", json_integer(done->mode));
     if (done->prefill) {
-        /* Token by token: a tile is one token of one expert on one rank. */
-        uint64_t tiles = (moe ? session->pairs : done->tokens) * session->tp;
-        json_object_set_new(json, "tiles", json_integer((json_int_t)tiles));
-        json_object_set_new(json, "avg_tile_batch", rpc_real(tiles ? 1.0 : 0.0));
+        json_object_set_new(json, "tiles", json_integer((json_int_t)done->tiles));
+        json_object_set_new(json, "avg_tile_batch", rpc_real(done->tiles ? (double)done->tile_tokens / (double)done->tiles : 0.0));
     }
     return json;
 }
@@ -272,7 +269,7 @@ void rpc_step_done(struct head *head, uint64_t id)
         return;
     const struct core_step *done = &core_session->step;
     json_t *step_id = STEAL(session->step_id);
-    json_t *json = step_json(session, core_session, head->core->models[core_session->model].arch->layer_is_moe[done->layer]);
+    json_t *json = step_json(core_session);
     if (session->y_b64 && attach_y(session, done->tokens, json) < 0) {
         struct err err = {0};
         err_no_memory(&err, "y", B64_BYTES_MAX);

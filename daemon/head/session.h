@@ -33,7 +33,6 @@ struct session {
     enum msg_dtype y_dtype;
     bool y_b64;
     uint8_t *x_copy, *y_copy; /* owned, B64_BYTES_MAX each, made when first needed */
-    uint64_t pairs;           /* (token, expert) pairs of the step with an expert */
 };
 
 struct session *session_find(const struct head *head, uint64_t id);

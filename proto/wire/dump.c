@@ -193,9 +193,12 @@ static int step_done(const struct frame *frame, char *text, size_t size, struct 
 {
     struct msg_step_done m;
     int r = msg_step_done_decode(frame, &m, err);
-    if (r == 0)
-        snprintf(text, size, "tokens %u hidden %u %s duck_time %" PRIu64 " ns params %" PRIu64 " weight_bytes %" PRIu64, m.tokens, m.hidden,
-                 m.dtype == MSG_F32 ? "f32" : "bf16", m.duck_time_ns, m.params, m.weight_bytes);
+    if (r < 0)
+        return r;
+    int used = snprintf(text, size, "tokens %u hidden %u %s duck_time %" PRIu64 " ns params %" PRIu64 " weight_bytes %" PRIu64, m.tokens,
+                        m.hidden, m.dtype == MSG_F32 ? "f32" : "bf16", m.duck_time_ns, m.params, m.weight_bytes);
+    if (m.counted && used >= 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used, " mode %u tiles %" PRIu64 " of %" PRIu64 " tokens", m.mode, m.tiles, m.tile_tokens);
     return r;
 }
 

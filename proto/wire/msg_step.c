@@ -8,6 +8,8 @@
 
 #define STEP_FIELDS 32
 #define STEP_DONE_FIELDS 40
+#define STEP_DONE_COUNTS 16
+#define MODE_MAX 6
 
 int msg_session_open_encode(struct buf *buf, uint64_t request, const struct msg_session_open *msg)
 {
@@ -152,7 +154,7 @@ int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_ste
         return -EMSGSIZE;
     size_t partial = partial_bytes(msg);
     struct codec_writer w;
-    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, STEP_DONE_FIELDS + partial);
+    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + partial);
     if (r < 0)
         return r;
     bytes_write_u64(&w.payload, msg->duck_time_ns);
@@ -160,7 +162,11 @@ int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_ste
     bytes_write_u64(&w.payload, msg->weight_bytes);
     bytes_write_u32(&w.payload, msg->tokens);
     bytes_write_u32(&w.payload, msg->hidden);
-    bytes_write_u64(&w.payload, (uint64_t)msg->dtype);
+    bytes_write_u64(&w.payload, (uint64_t)msg->dtype | (msg->counted ? UINT64_C(1) << 8 | (uint64_t)msg->mode << 16 : 0));
+    if (msg->counted) {
+        bytes_write_u64(&w.payload, msg->tiles);
+        bytes_write_u64(&w.payload, msg->tile_tokens);
+    }
     uint8_t *room = bytes_write_room(&w.payload, partial);
     r = codec_end(&w);
     if (r < 0)
@@ -178,7 +184,13 @@ int msg_step_done_decode(const struct frame *frame, struct msg_step_done *ret_ms
     msg.tokens = codec_read_u32(&r, "tokens", 0, WIRE_STEP_TOKENS_MAX);
     msg.hidden = codec_read_u32(&r, "hidden", 1, WIRE_HIDDEN_MAX);
     msg.dtype = (enum msg_dtype)codec_read_u8(&r, "dtype", MSG_F32);
-    codec_read_zeros(&r, 7);
+    msg.counted = codec_read_bool(&r, "counted");
+    msg.mode = (uint8_t)codec_read_u8(&r, "mode", msg.counted ? MODE_MAX : 0);
+    codec_read_zeros(&r, 5);
+    if (msg.counted) {
+        msg.tiles = codec_read_u64(&r);
+        msg.tile_tokens = codec_read_u64(&r);
+    }
     if (r.code == 0 && !r.payload.failed) {
         size_t need = partial_bytes(&msg);
         if (need != bytes_reader_left(&r.payload))

@@ -35,10 +35,14 @@ struct msg_step {
 struct msg_step_done {
     uint64_t duck_time_ns; /* kernel time */
     uint64_t params;       /* weights applied, padding not counted */
-    uint64_t weight_bytes; /* read from the weight buffer */
+    uint64_t weight_bytes; /* streamed from the weight buffer: an expert's bytes for each of its tiles */
     enum msg_dtype dtype;
     uint32_t tokens, hidden;
     const uint8_t *partial; /* tokens * hidden of dtype, view */
+    bool counted;           /* what follows is there; only to a peer with WIRE_FEATURE_COUNTS */
+    uint8_t mode;           /* 0 dense forward, 1 MoE forward, 4 the same SMP, 5 dense prefill, 6 MoE prefill */
+    uint64_t tiles;         /* passes of one expert's weights with a tile of tokens */
+    uint64_t tile_tokens;   /* tokens in all of them */
 };
 
 int msg_session_open_encode(struct buf *buf, uint64_t request, const struct msg_session_open *msg);

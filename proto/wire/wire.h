@@ -47,12 +47,13 @@
 
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
-#define WIRE_VERSION_MINOR 2 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE */
+#define WIRE_VERSION_MINOR 3 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS */
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
 #define WIRE_FEATURE_BATCH (UINT64_C(1) << 0) /* the duck takes STEPs with `batch` set */
 #define WIRE_FEATURE_CACHE (UINT64_C(1) << 1) /* the duck takes PREPARE_SOURCES, REKEY and VERIFY; fp9d refuses one that does not */
+#define WIRE_FEATURE_COUNTS (UINT64_C(1) << 2) /* fp9d takes STEP_DONEs with `counted` set */
 
 enum wire_type {
     WIRE_HELLO = 1,

@@ -47,24 +47,24 @@ static void test_open(void **state)
     struct fixture *f = *state;
     struct session_needs needs;
     struct err err;
-    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, &err), 0);
+    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, &err), 0);
     assert_true(needs.scratch_bytes >= 80 * 4);
     assert_int_equal(session_find(&f->sessions, 1)->hidden, 80);
-    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, &err), -EEXIST);
+    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, &err), -EEXIST);
     f->open.session = 2;
     f->open.model_key[0] = 9;
-    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, &err), -ESTALE);
+    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, &err), -ESTALE);
     assert_int_equal(err.name, ERR_CACHE_STALE);
     f->open.model_key[0] = 0xab;
     for (uint64_t i = 2; i <= SESSIONS_MAX; i++) {
         f->open.session = i;
-        assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, &err), 0);
+        assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, &err), 0);
     }
     f->open.session = 1000;
-    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, &err), -EBUSY);
+    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, &err), -EBUSY);
     session_close(session_find(&f->sessions, 7));
     assert_null(session_find(&f->sessions, 7));
-    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, &err), 0);
+    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, &err), 0);
 }
 
 static void check(struct fixture *f, uint32_t layer, const struct msg_step *step, enum err_name name, const char *sentence)
@@ -86,7 +86,7 @@ static void test_check_step(void **state)
 {
     struct fixture *f = *state;
     struct session_needs needs;
-    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, &needs, NULL), 0);
+    assert_int_equal(session_open(&f->sessions, f->wbuf, &f->open, 1, &needs, NULL), 0);
     int32_t ids[] = {0, 4, -1, 1, 2, 3};
     struct msg_step step = {.session = 1, .tokens = 2, .top_k = 3, .hidden = 80, .ids = (const uint8_t *)ids};
     check(f, 1, &step, 0, NULL);
