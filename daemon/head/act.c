@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/cache_db.h"
 #include "daemon/head/db.h"
 #include "daemon/head/head.h"
 #include "daemon/head/load.h"
@@ -44,6 +45,7 @@ static void remember(struct head *head, const struct core_model *model, bool for
         task->model.tp = model->plan->tp;
         task->model.multiple_of = model->plan->multiple_of;
         snprintf(task->model.strategy, sizeof task->model.strategy, "%s", plan_strategy_name(model->plan->strategy));
+        task->model.layout = LAYOUT_VERSION;
         digest_hex(model->key, task->model.model_key);
     }
     worker_submit(head->disk, db_task_run, db_task_done, task);
@@ -85,6 +87,7 @@ static void job_changed(struct head *head, uint64_t id)
         else
             log_warning("job", "%llu: %s of %s %s: %s", (unsigned long long)id, job->kind, job->model_name, core_job_state_text(job->state),
                         job->err.message);
+        cache_db_job_over(head, job);
         load_forget(head, id);
     }
     waiters_job_changed(head, job);
@@ -105,6 +108,8 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
     case CORE_ACT_SAVE_MODEL: remember(head, &core->models[action->id], false); break;
     case CORE_ACT_FORGET_MODEL: remember(head, &core->models[action->id], true); break;
+    case CORE_ACT_SAVE_LOSSES: cache_db_save_losses(head); break;
+    case CORE_ACT_MIRROR: cache_db_save_duck(head, action->duck); break;
     case CORE_ACT_DROP: send_drop(head, action->duck, action->id); break;
     case CORE_ACT_DROP_DONE:
         waiters_drop_done(head, core_drop_find(core, action->id));

@@ -26,6 +26,7 @@ struct client {
     uint64_t id;
     int fd;
     bool admin, broken;
+    uid_t uid;
     struct client_callbacks callbacks;
     struct loop_io *io;
     struct buf in;
@@ -66,6 +67,7 @@ int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, 
     socklen_t size = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
         return err_errno(err, "client: SO_PEERCRED");
+    client->uid = peer.uid;
     client->admin = peer.uid == 0 || peer.uid == geteuid() || in_group(fd, peer.gid, admin_group);
     int r = loop_io_add(loop, fd, client_event, client, &client->io, err);
     if (r < 0)
@@ -99,6 +101,11 @@ void client_free(struct client *client)
 uint64_t client_id(const struct client *client)
 {
     return client->id;
+}
+
+uid_t client_uid(const struct client *client)
+{
+    return client->uid;
 }
 
 bool client_is_admin(const struct client *client)

@@ -3,6 +3,7 @@
 #define FP9_HEAD_CLIENT_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,7 @@ CLEANUP_DEFINE(struct client *, client_free);
 uint64_t client_id(const struct client *client);
 /* root, fp9d's own user, or a member of admin_group, by SO_PEERCRED and SO_PEERGROUPS at connect time. */
 bool client_is_admin(const struct client *client);
+uid_t client_uid(const struct client *client);
 
 /* Takes `line` (malloced). fd >= 0 is duplicated and goes with the line's first byte. A client that does not read what it asked for is
  * cut off when too much has gathered. */

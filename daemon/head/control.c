@@ -236,6 +236,16 @@ bool control_client_is_admin(const struct control *control, uint64_t id)
     return client && client_is_admin(client);
 }
 
+const char *control_client_who(const struct control *control, uint64_t id, char text[CONTROL_WHO_MAX])
+{
+    const struct client *client = find(control, id);
+    if (client)
+        snprintf(text, CONTROL_WHO_MAX, "uid %u", (unsigned)client_uid(client));
+    else
+        snprintf(text, CONTROL_WHO_MAX, "nobody");
+    return text;
+}
+
 uint32_t control_client_count(const struct control *control)
 {
     return control->client_count;

@@ -21,6 +21,9 @@ void control_stop(struct control *control);
 /* A client is named by a number that is never used again, so that an answer that comes too late cannot reach another. */
 bool control_has_client(const struct control *control, uint64_t client);
 bool control_client_is_admin(const struct control *control, uint64_t client);
+/* "uid 1000": who is at the other end; "nobody" when it is gone. */
+#define CONTROL_WHO_MAX 32
+const char *control_client_who(const struct control *control, uint64_t client, char text[CONTROL_WHO_MAX]);
 uint32_t control_client_count(const struct control *control);
 
 /* Answers a request. `result` is taken; fd >= 0 goes with the first byte and stays the caller's. A client that is gone is no error. */

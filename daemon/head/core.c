@@ -80,6 +80,8 @@ void core_stop(struct core *core, uint64_t now)
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
         if (core->jobs[i].used && !core_job_over(&core->jobs[i]))
             core_job_cancel(core, now, core->jobs[i].id, NULL);
+    for (uint32_t i = 0; i < core->duck_count; i++)
+        core_mirror_tick(core, now, i);
 }
 
 const char *core_state_text(const struct core *core)

@@ -29,6 +29,8 @@
 #define CORE_CHUNK_BYTES (64u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
 #define CORE_CHUNK_TOKENS_MAX 1024
 #define CORE_NONE UINT32_MAX
+#define CORE_REASON_MAX 512
+#define CORE_LOSSES_MAX 256 /* then the oldest are forgotten */
 
 /* ---- fleet ---- */
 
@@ -44,6 +46,10 @@ struct core_duck {
     enum core_duck_state state;
     bool ever_up;
     struct msg_hello_duck hello; /* valid once ever_up */
+    bool mirrored;               /* slots were known before it came up: from an earlier life, or from the database */
+    uint32_t mirror_gone, mirror_new; /* slots in which its header differed from what was known, when it came up last */
+    bool mirror_dirty;           /* the database has not been told of slots yet */
+    uint64_t mirror_ns;          /* when it was told last */
     uint64_t used_bytes;         /* of its weight buffer: sum of slots */
     struct msg_slot *slots;      /* owned; the duck's header as last told, kept current by SLOT_DONE and DROPPED */
     size_t slot_count, slot_capacity;
@@ -59,6 +65,14 @@ struct core_duck {
 };
 
 /* ---- models ---- */
+
+/* How a model was when it was ready last; to say what has changed. */
+struct core_was {
+    bool known;
+    uint32_t layout, tp, multiple_of;
+    enum plan_strategy strategy;
+    uint8_t key[DIGEST_SIZE];
+};
 
 /* Where a model's slots are. */
 struct core_placement {
@@ -90,7 +104,8 @@ struct core_model {
     uint64_t job;           /* running load, 0: none */
     bool registered;        /* a load of it has succeeded: it comes back by itself */
     char cache[16];         /* hit, partial, miss: of the last load */
-    char reason[256];       /* of the last load */
+    char reason[CORE_REASON_MAX]; /* of the last load */
+    struct core_was was;
     struct err error;       /* why it is not ready; code 0: nothing */
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
@@ -146,6 +161,7 @@ struct core_job {
     bool digested;             /* the weights were read once for it already */
     bool *digest;              /* owned, [layers]: layers whose weights are to be read in CORE_PHASE_DIGEST */
     struct arch *arch;         /* owned, during CORE_PHASE_DIGEST */
+    uint8_t begun_key[DIGEST_SIZE]; /* under which it sends slots */
     /* What the weights turned out to be: from the stream's end on. */
     bool key_known;
     uint8_t key[DIGEST_SIZE];
@@ -165,6 +181,7 @@ struct core_load_request {
     uint32_t tp, multiple_of; /* 0: the planner chooses */
     enum plan_strategy strategy;
     bool force;
+    const struct core_was *was; /* core_restore: as it was remembered; NULL: unknown */
 };
 
 /* ---- sessions and steps ---- */
@@ -203,6 +220,7 @@ struct core_session {
     uint32_t max_tokens, top_k_max, chunk_max;
     enum msg_dtype partials, output;
     bool one_shot;
+    bool batch;                    /* its steps may wait for those of others */
     bool announced;                /* the client has had its answer to session.open */
     enum core_rank_session *ranks; /* owned, [tp] */
     uint32_t *duck_of_rank;        /* owned, [tp] */
@@ -220,9 +238,19 @@ struct core_drop {
     uint64_t id;
     bool all; /* every key */
     uint8_t key[DIGEST_SIZE];
+    char why[128]; /* of the losses */
     bool waiting[CORE_DUCKS_MAX];
     bool unreached[CORE_DUCKS_MAX];
     uint64_t freed_bytes;
+};
+
+/* ---- why slots are gone ---- */
+
+struct core_loss {
+    uint64_t number; /* 0: no loss; later ones are greater */
+    uint8_t key[DIGEST_SIZE];
+    uint32_t duck, layer; /* CORE_NONE: every one */
+    char text[192];       /* "invalidated by uid 0 at 2026-01-02T03:04:05Z" */
 };
 
 /* ---- actions ---- */
@@ -239,6 +267,8 @@ enum core_action_type {
     CORE_ACT_JOB_CHANGED,    /* id = job: tell waiters and watchers */
     CORE_ACT_SAVE_MODEL,     /* id = model index */
     CORE_ACT_FORGET_MODEL,   /* id = model index; the name is still readable while the action is carried out */
+    CORE_ACT_SAVE_LOSSES,    /* the whole list is to be remembered */
+    CORE_ACT_MIRROR,         /* duck: its slots, boot id and shape are to be remembered */
     CORE_ACT_DROP,           /* duck, id = drop: send DROP */
     CORE_ACT_DROP_DONE,      /* id = drop: answer the client; core_drop_release */
     CORE_ACT_SESSION_OPEN,   /* duck, id = session */
@@ -264,6 +294,7 @@ struct core_conf {
     uint64_t grace_ns;         /* after the start registered models wait so long for ducks that are not there yet */
     enum msg_dtype partials;   /* default of sessions */
     bool persistent_judge;     /* no: every session is one-shot */
+    int64_t wall_ns;           /* wall clock less the clock of `now`, for texts */
 };
 
 struct core {
@@ -276,6 +307,9 @@ struct core {
     struct core_drop drops[CORE_DROPS_MAX];
     uint64_t next_id; /* of sessions, steps and drops: one number line, so that FAIL's request id is unambiguous */
     uint64_t next_job;
+    struct core_loss losses[CORE_LOSSES_MAX];
+    uint64_t next_loss;
+    bool losses_dirty;
     uint64_t started_ns;
     uint64_t ticked_ns;
     bool stopping;
@@ -293,6 +327,9 @@ bool core_next_action(struct core *core, struct core_action *ret_action);
 /* ---- events: fleet ---- */
 
 int core_duck_add(struct core *core, const char *name, bool spare, struct err *err);
+/* Before core_start: what the database remembers of a duck and of lost slots. The duck's header has the last word. */
+void core_duck_was(struct core *core, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t slot_count);
+void core_loss_was(struct core *core, const struct core_loss *loss);
 void core_start(struct core *core, uint64_t now);
 void core_tick(struct core *core, uint64_t now); /* a few times a second */
 void core_stop(struct core *core, uint64_t now); /* running loads are cancelled, sessions fail, nothing is started any more */
@@ -324,9 +361,12 @@ void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct
 void core_slot_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t job, const struct err *err);
 int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);
 /* *ret_drop is 0 when nothing has to be dropped. */
-int core_unload(struct core *core, uint64_t now, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err);
-/* model or duck may be NULL; both NULL: all. */
-int core_invalidate(struct core *core, uint64_t now, const char *model, const char *duck, uint64_t *ret_drop, struct err *err);
+int core_unload(struct core *core, uint64_t now, const char *who, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err);
+/* model or duck may be NULL; both NULL: all. A model is a name, or the first CORE_KEY_PREFIX_MIN or more hex digits of a model key of which
+ * slots are there. `who` asks for it, as it is to be remembered ("uid 0"). */
+#define CORE_KEY_PREFIX_MIN 6
+int core_invalidate(struct core *core, uint64_t now, const char *who, const char *model, const char *duck, uint64_t *ret_drop,
+                    struct err *err);
 void core_dropped(struct core *core, uint64_t now, uint32_t duck, uint64_t drop, uint64_t freed_bytes);
 void core_drop_release(struct core *core, uint64_t drop);
 
@@ -346,6 +386,7 @@ struct core_session_request {
     enum msg_dtype partials;
     enum msg_dtype output;
     bool one_shot;
+    bool batch;
 };
 int core_session_open(struct core *core, uint64_t now, const struct core_session_request *request, uint64_t *ret_session, struct err *err);
 void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_t session);

@@ -1,5 +1,6 @@
 /* PURE. Giving weight memory back: unload and invalidate-cache. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,13 +42,17 @@ static bool drop_waits(const struct core *core, const struct core_drop *drop)
 }
 
 /* At once, not when the duck has answered: a load that is planned meanwhile must not count on these slots. */
-static void forget_slots(struct core_duck *duck, const struct core_drop *drop)
+static void forget_slots(struct core *core, uint32_t index, const struct core_drop *drop)
 {
+    struct core_duck *duck = &core->ducks[index];
     size_t kept = 0;
     duck->used_bytes = 0;
+    duck->mirror_dirty = true;
     for (size_t i = 0; i < duck->slot_count; i++) {
-        if (drop->all || memcmp(duck->slots[i].model_key, drop->key, DIGEST_SIZE) == 0)
+        if (drop->all || memcmp(duck->slots[i].model_key, drop->key, DIGEST_SIZE) == 0) {
+            core_lost(core, duck->slots[i].model_key, index, CORE_NONE, "%s", drop->why);
             continue;
+        }
         duck->used_bytes += duck->slots[i].bytes;
         duck->slots[kept++] = duck->slots[i];
     }
@@ -58,7 +63,7 @@ static void forget_slots(struct core_duck *duck, const struct core_drop *drop)
 static void drop_send(struct core *core, struct core_drop *drop, uint32_t duck)
 {
     if (core->ducks[duck].state == CORE_DUCK_UP) {
-        forget_slots(&core->ducks[duck], drop);
+        forget_slots(core, duck, drop);
         drop->waiting[duck] = true;
         core_push(core, CORE_ACT_DROP, duck, drop->id);
     } else {
@@ -84,8 +89,9 @@ static void close_model(struct core *core, uint64_t now, uint32_t index, const c
     model->state = CORE_MODEL_UNLOADED;
 }
 
-int core_unload(struct core *core, uint64_t now, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err)
+int core_unload(struct core *core, uint64_t now, const char *who, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err)
 {
+    char time[CORE_TIME_MAX];
     struct core_model *model = core_model_find(core, name);
     if (!model) {
         err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded", name);
@@ -99,6 +105,7 @@ int core_unload(struct core *core, uint64_t now, const char *name, bool drop_cac
         if (r < 0)
             return r;
         memcpy(drop->key, model->key, DIGEST_SIZE);
+        snprintf(drop->why, sizeof drop->why, "unloaded with its cache by %s at %s", who, core_time_text(core, now, time));
     }
     uint32_t index = (uint32_t)(model - core->models);
     close_model(core, now, index, "was unloaded");
@@ -126,8 +133,10 @@ static bool same_slots(const struct core_model *a, const struct core_model *b)
     return a == b || (a->plan && b->plan && memcmp(a->key, b->key, DIGEST_SIZE) == 0);
 }
 
-int core_invalidate(struct core *core, uint64_t now, const char *name, const char *duck_name, uint64_t *ret_drop, struct err *err)
+int core_invalidate(struct core *core, uint64_t now, const char *who, const char *name, const char *duck_name, uint64_t *ret_drop,
+                    struct err *err)
 {
+    char time[CORE_TIME_MAX];
     struct core_model *model = name ? core_model_find(core, name) : NULL;
     uint32_t duck = duck_name ? core_duck_find(core, duck_name) : CORE_NONE;
     if (name && !model) {
@@ -150,6 +159,7 @@ int core_invalidate(struct core *core, uint64_t now, const char *name, const cha
     if (r < 0)
         return r;
     drop->all = !model;
+    snprintf(drop->why, sizeof drop->why, "invalidated by %s at %s", who, core_time_text(core, now, time));
     if (model)
         memcpy(drop->key, model->key, DIGEST_SIZE);
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)

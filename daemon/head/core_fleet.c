@@ -61,6 +61,7 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t index, const struct 
     }
     if (slot_count)
         memcpy(copy, slots, slot_count * sizeof *copy);
+    core_mirror_compare(core, index, hello, slots, slot_count);
     free(duck->slots);
     duck->slots = copy;
     duck->slot_count = duck->slot_capacity = slot_count;
@@ -154,6 +155,8 @@ void core_tick(struct core *core, uint64_t now)
     for (uint32_t i = 0; i < core->duck_count; i++)
         tick(core, now, i);
     core_job_start_queued(core); /* waiting may be over by time alone */
+    for (uint32_t i = 0; i < core->duck_count; i++)
+        core_mirror_tick(core, now, i);
 }
 
 void core_err_duck_lost(const struct core *core, uint32_t index, const char *phase, uint32_t layer, struct err *err)

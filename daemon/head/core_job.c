@@ -138,6 +138,11 @@ int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *er
     struct core_model *model = &core->models[job->model];
     struct err cancelled = {0};
     err_set(&cancelled, -ECANCELED, ERR_CANCELLED, "job %" PRIu64 " (%s of %s) was cancelled", id, job->kind, model->name);
+    if (job->phase == CORE_PHASE_PREPARE) {
+        char time[CORE_TIME_MAX];
+        core_lost(core, job->begun_key, CORE_NONE, CORE_NONE, "unfinished: job %" PRIu64 " was cancelled at %s", id,
+                  core_time_text(core, now, time));
+    }
     if (model->state != CORE_MODEL_READY && !core_model_return(core, model)) {
         model->state = CORE_MODEL_FAILED;
         err_copy(&model->error, &cancelled);

@@ -131,7 +131,10 @@ int core_restore(struct core *core, uint64_t now, const struct core_load_request
     int r = core_load(core, now, request, &job, err);
     if (r < 0)
         return r;
-    core->models[core_job_find(core, job)->model].registered = true;
+    struct core_model *model = &core->models[core_job_find(core, job)->model];
+    model->registered = true;
+    if (request->was)
+        model->was = *request->was;
     return 0;
 }
 
@@ -164,6 +167,9 @@ void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const
         model->state = comes_back ? CORE_MODEL_DEGRADED : CORE_MODEL_FAILED;
         err_copy(&model->error, err);
     }
+    if (job->phase == CORE_PHASE_PREPARE)
+        core_lost(core, job->begun_key, CORE_NONE, CORE_NONE, "unfinished: job %llu failed: %.120s", (unsigned long long)job->id,
+                  err->message);
     core_job_end(core, now, job, CORE_JOB_FAILED, err);
     if (model->state == CORE_MODEL_FAILED && !model->plan && !model->registered)
         model->used = false; /* it never came to anything: its job has the error */
@@ -180,6 +186,14 @@ void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
     if (!model->provisional && core_model_complete(core, model)) {
         core_model_set_ready(core, job->model);
         model->registered = true;
+        model->was = (struct core_was){.known = true,
+                                       .layout = LAYOUT_VERSION,
+                                       .tp = model->plan->tp,
+                                       .multiple_of = model->plan->multiple_of,
+                                       .strategy = model->plan->strategy};
+        memcpy(model->was.key, model->key, DIGEST_SIZE);
+        core_loss_forget(core, model->key);
+        core_loss_forget(core, job->begun_key);
         core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, job->model);
     } else if (job->layer == CORE_NONE) {
         struct err err = {0};
@@ -223,6 +237,9 @@ static void plan(struct core *core, uint64_t now, struct core_job *job, struct a
     model->state = strcmp(job->kind, "recover") == 0 ? CORE_MODEL_RECOVERING : CORE_MODEL_LOADING;
     job->phase = CORE_PHASE_PREPARE;
     job->streaming = true;
+    memcpy(job->begun_key, model->key, DIGEST_SIZE);
+    char time[CORE_TIME_MAX];
+    core_lost(core, model->key, CORE_NONE, CORE_NONE, "unfinished: the %s begun at %s was cut", job->kind, core_time_text(core, now, time));
     core_push(core, CORE_ACT_STREAM, CORE_NONE, job->id);
     core_job_changed(core, job->id);
 }
@@ -318,6 +335,7 @@ static void remember_slot(struct core_duck *duck, const struct msg_slot *slot)
 void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct msg_slot *slot)
 {
     remember_slot(&core->ducks[duck], slot);
+    core->ducks[duck].mirror_dirty = true;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *job = &core->jobs[i];
         if (!job->used || core_job_over(job))

@@ -6,25 +6,6 @@
 
 #include "daemon/head/core_parts.h"
 
-static void explain(const struct core_model *model, const struct plan *plan, bool same_key, bool force, size_t missing, size_t total,
-                    char *text, size_t size)
-{
-    if (force)
-        snprintf(text, size, "prepared anew on request");
-    else if (!missing)
-        snprintf(text, size, "all %zu slots are finished under this key", total);
-    else if (same_key)
-        snprintf(text, size, "%zu of %zu slots are missing", missing, total);
-    else if (!model->plan)
-        snprintf(text, size, "%zu of %zu slots are not on the ducks", missing, total);
-    else if (model->plan->tp != plan->tp)
-        snprintf(text, size, "tp %u -> %u", model->plan->tp, plan->tp);
-    else if (model->plan->multiple_of != plan->multiple_of)
-        snprintf(text, size, "multiple_of %u -> %u", model->plan->multiple_of, plan->multiple_of);
-    else
-        snprintf(text, size, "weights changed since the last load");
-}
-
 /* Bytes that the missing slots of one rank need beyond what they replace, against the duck's free room. */
 static int check_room(const struct core *core, const struct core_model *model, const struct core_job *job, uint32_t rank, struct err *err)
 {
@@ -241,8 +222,7 @@ int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, c
         return r;
     bool same_key = model->plan && memcmp(model->key, next.key, DIGEST_SIZE) == 0;
     size_t total = plan_total(job, &next);
-    explain(model, plan, same_key || (model->plan && model->provisional), job->force, job->missing_count, total, next.reason,
-            sizeof next.reason);
+    core_reason(core, model, &next, job, checkpoint, total, next.reason);
     snprintf(next.cache, sizeof next.cache, "%s", !job->missing_count ? "hit" : job->missing_count < total ? "partial" : "miss");
 
     struct core_placement before = core_placement_take(model);

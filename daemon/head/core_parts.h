@@ -21,6 +21,20 @@ const struct msg_slot *core_wants_usable(const struct core *core, const struct c
                                          uint32_t rank);
 /* There is a slot that can stay if the layer's weights turn out to be its sources, which is not known yet. */
 bool core_wants_candidate(const struct core *core, const struct core_wants *wants, uint32_t duck, uint32_t layer, uint32_t rank);
+/* core_loss.c: notes why slots of a key are gone; duck, layer CORE_NONE: all. The same place noted again gets the new text. */
+void core_lost(struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t duck, uint32_t layer, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+void core_loss_forget(struct core *core, const uint8_t key[DIGEST_SIZE]); /* all of a key */
+const struct core_loss *core_loss_find(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t duck, uint32_t layer);
+/* "2026-01-02T03:04:05Z" */
+#define CORE_TIME_MAX 24
+const char *core_time_text(const struct core *core, uint64_t now, char text[CORE_TIME_MAX]);
+/* Before the header that a duck has come up with is taken over: what has gone of what was known, and why. */
+void core_mirror_compare(struct core *core, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t count);
+void core_mirror_tick(struct core *core, uint64_t now, uint32_t duck);
+/* Why a load has to prepare what it does, in words (core_reason.c). */
+void core_reason(const struct core *core, const struct core_model *model, const struct core_model *next, const struct core_job *job,
+                 const struct checkpoint *checkpoint, size_t total, char text[CORE_REASON_MAX]);
 /* Notes in the job what the weights are. */
 int core_seal_learn(struct core *core, struct core_job *job, const struct checkpoint *checkpoint, struct err *err);
 /* All slots are there: those under other keys are put under the model's. Ends the job, now or when the ducks have answered. */

@@ -91,6 +91,7 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         .partials = request->partials_given ? request->partials : core->conf.partials,
         .output = request->output,
         .one_shot = request->one_shot || !core->conf.persistent_judge,
+        .batch = request->batch,
         .ranks = calloc(tp, sizeof *session->ranks),
         .duck_of_rank = calloc(tp, sizeof *session->duck_of_rank),
         .step.answered = calloc(tp, sizeof *session->step.answered),

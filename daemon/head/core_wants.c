@@ -70,6 +70,21 @@ const struct msg_slot *core_wants_usable(const struct core *core, const struct c
     return found;
 }
 
+/* Another model's slots are worth a look only when all of its layers may be ours: then it may be the same model from elsewhere. */
+static bool likely_same(const struct core *core, const struct core_wants *wants, const uint8_t key[DIGEST_SIZE])
+{
+    const struct core_model *other = core_model_sharing(core, wants->model, key), *next = wants->next;
+    if (!other || !other->plan || memcmp(other->key, key, DIGEST_SIZE) != 0 || other->arch->layers != next->arch->layers ||
+        other->plan->tp != next->plan->tp || other->plan->multiple_of != next->plan->multiple_of)
+        return false;
+    for (uint32_t layer = 0; layer < next->arch->layers; layer++) {
+        const struct msg_slot *slot = core_duck_slot(&core->ducks[other->duck_of_rank[0]], key, layer);
+        if (!slot || memcmp(slot->sources, wants->sources[layer], CHECKPOINT_SCALES_DIGEST) != 0)
+            return false;
+    }
+    return true;
+}
+
 bool core_wants_candidate(const struct core *core, const struct core_wants *wants, uint32_t index, uint32_t layer, uint32_t rank)
 {
     const struct core_duck *duck = &core->ducks[index];
@@ -78,7 +93,7 @@ bool core_wants_candidate(const struct core *core, const struct core_wants *want
     for (size_t i = 0; i < duck->slot_count; i++) {
         const struct msg_slot *slot = &duck->slots[i];
         if (fits(wants->next, slot, layer, rank) && memcmp(slot->sources, wants->sources[layer], CHECKPOINT_SCALES_DIGEST) == 0 &&
-            may_take(core, wants, slot))
+            (may_take(core, wants, slot) || likely_same(core, wants, slot->model_key)))
             return true;
     }
     return false;

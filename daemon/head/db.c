@@ -1,7 +1,5 @@
 #include "daemon/head/db.h"
 
-#include "daemon/model/checkpoint.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,14 +9,11 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include "daemon/head/db_state.h"
+#include "daemon/model/checkpoint.h"
+
 #define DB_ASIDE_MAX 1000
 #define DB_BUSY_MS 2000
-
-struct db {
-    sqlite3 *handle;
-    int lock_fd; /* flock on DIR/lock: one fp9d a state directory */
-    char path[PATH_MAX];
-};
 
 /* Step i brings user_version i to i + 1. */
 static const char *const migrations[] = {
@@ -26,9 +21,19 @@ static const char *const migrations[] = {
     " strategy TEXT NOT NULL, model_key TEXT NOT NULL) STRICT;",
     "CREATE TABLE shard (dir TEXT NOT NULL, file TEXT NOT NULL, record BLOB NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (dir, file))"
     " STRICT;",
+    "ALTER TABLE model ADD COLUMN layout INTEGER NOT NULL DEFAULT 1;"
+    "CREATE TABLE duck (name TEXT PRIMARY KEY, boot_id TEXT NOT NULL, isa TEXT NOT NULL, cores INTEGER NOT NULL,"
+    " capacity INTEGER NOT NULL) STRICT;"
+    "CREATE TABLE slot (duck TEXT NOT NULL, model_key TEXT NOT NULL, layer INTEGER NOT NULL, tp INTEGER NOT NULL, rank INTEGER NOT NULL,"
+    " multiple_of INTEGER NOT NULL, kind TEXT NOT NULL, bytes INTEGER NOT NULL, checksum TEXT NOT NULL, sources TEXT NOT NULL,"
+    " PRIMARY KEY (duck, model_key, layer)) STRICT;"
+    "CREATE TABLE loss (model_key TEXT NOT NULL, duck TEXT NOT NULL, layer INTEGER NOT NULL, text TEXT NOT NULL) STRICT;"
+    "CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, job INTEGER NOT NULL, kind TEXT NOT NULL,"
+    " model TEXT NOT NULL, result TEXT NOT NULL, cache TEXT NOT NULL, reason TEXT NOT NULL, bytes_read INTEGER NOT NULL,"
+    " bytes_sent INTEGER NOT NULL, seconds REAL NOT NULL) STRICT;",
 };
 
-static int db_err(struct db *db, const char *what, struct err *err)
+int db_err(struct db *db, const char *what, struct err *err)
 {
     return err_set(err, -EIO, ERR_INTERNAL, "%s: %s: %s", db->path, what, db->handle ? sqlite3_errmsg(db->handle) : "cannot be opened");
 }
@@ -60,7 +65,7 @@ static int take_lock(struct db *db, const char *dir, struct err *err)
     return 0;
 }
 
-static int execute(struct db *db, const char *sql, const char *what, struct err *err)
+int db_execute(struct db *db, const char *sql, const char *what, struct err *err)
 {
     if (sqlite3_exec(db->handle, sql, NULL, NULL, NULL) != SQLITE_OK)
         return db_err(db, what, err);
@@ -96,13 +101,14 @@ static int migrate(struct db *db, struct err *err)
         return err_set(err, -EPROTO, ERR_INTERNAL, "%s: is of version %ld, this fp9d knows up to %zu; it was written by a newer one",
                        db->path, version, ARRAY_LENGTH(migrations));
     for (size_t i = (size_t)version; i < ARRAY_LENGTH(migrations); i++) {
-        char sql[2048];
+        char sql[4096];
         snprintf(sql, sizeof sql, "BEGIN; %s PRAGMA user_version = %zu; COMMIT;", migrations[i], i + 1);
-        if (execute(db, sql, "migration", err) < 0)
+        if (db_execute(db, sql, "migration", err) < 0)
             return -EBADMSG; /* what is in it is not what its version says */
     }
-    return execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key FROM model LIMIT 0", "table of models", err) < 0 ? -EBADMSG
-                                                                                                                                 : 0;
+    return db_execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key, layout FROM model LIMIT 0", "table of models", err) < 0
+               ? -EBADMSG
+               : 0;
 }
 
 /* -EBADMSG when the file is not a sound database of ours. */
@@ -120,7 +126,7 @@ static int open_file(struct db *db, struct err *err)
         err_set(err, -EBADMSG, ERR_INTERNAL, "%s: damaged: %s", db->path, text);
         return -EBADMSG;
     }
-    int r = execute(db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;", "write-ahead log", err);
+    int r = db_execute(db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;", "write-ahead log", err);
     return r < 0 ? r : migrate(db, err);
 }
 
@@ -176,13 +182,14 @@ int db_open(const char *dir, struct db **ret_db, char **ret_set_aside, struct er
 int db_save_model(struct db *db, const struct db_model *model, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
-    bool ok = sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?)", -1, &statement, NULL) == SQLITE_OK &&
-              sqlite3_bind_text(statement, 1, model->name, -1, SQLITE_STATIC) == SQLITE_OK &&
-              sqlite3_bind_text(statement, 2, model->path, -1, SQLITE_STATIC) == SQLITE_OK &&
-              sqlite3_bind_int64(statement, 3, model->tp) == SQLITE_OK &&
-              sqlite3_bind_int64(statement, 4, model->multiple_of) == SQLITE_OK &&
-              sqlite3_bind_text(statement, 5, model->strategy, -1, SQLITE_STATIC) == SQLITE_OK &&
-              sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
+    bool ok =
+        sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?)", -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 1, model->name, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 2, model->path, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_int64(statement, 3, model->tp) == SQLITE_OK && sqlite3_bind_int64(statement, 4, model->multiple_of) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 5, model->strategy, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK &&
+        sqlite3_bind_int64(statement, 7, model->layout) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
     int r = ok ? 0 : db_err(db, "save model", err);
     sqlite3_finalize(statement);
     return r;
@@ -207,8 +214,8 @@ static void column(sqlite3_stmt *statement, int index, char *to, size_t size)
 int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(db->handle, "SELECT name, path, tp, multiple_of, strategy, model_key FROM model ORDER BY name", -1, &statement,
-                           NULL) != SQLITE_OK)
+    if (sqlite3_prepare_v2(db->handle, "SELECT name, path, tp, multiple_of, strategy, model_key, layout FROM model ORDER BY name", -1,
+                           &statement, NULL) != SQLITE_OK)
         return db_err(db, "list models", err);
     int r = 0, step = SQLITE_ROW;
     while (r == 0 && (step = sqlite3_step(statement)) == SQLITE_ROW) {
@@ -219,6 +226,7 @@ int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *
         model.multiple_of = (uint32_t)sqlite3_column_int64(statement, 3);
         column(statement, 4, model.strategy, sizeof model.strategy);
         column(statement, 5, model.model_key, sizeof model.model_key);
+        model.layout = (uint32_t)sqlite3_column_int64(statement, 6);
         r = each(user, &model);
     }
     if (r == 0 && step != SQLITE_DONE)
@@ -229,13 +237,13 @@ int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *
 
 int db_begin(struct db *db, struct err *err)
 {
-    return execute(db, "BEGIN", "begin", err);
+    return db_execute(db, "BEGIN", "begin", err);
 }
 
 int db_end(struct db *db, bool good, struct err *err)
 {
     if (good)
-        return execute(db, "COMMIT", "commit", err);
+        return db_execute(db, "COMMIT", "commit", err);
     sqlite3_exec(db->handle, "ROLLBACK", NULL, NULL, NULL);
     return err && err->code ? err->code : -EIO;
 }
@@ -256,7 +264,7 @@ int db_save_record(struct db *db, const char *dir, const char *file, const void 
     snprintf(sql, sizeof sql,
              "DELETE FROM shard WHERE (SELECT count(*) FROM shard) > %d AND rowid IN (SELECT rowid FROM shard ORDER BY used LIMIT 64)",
              DB_RECORDS_MAX);
-    return execute(db, sql, "forget digests", err);
+    return db_execute(db, sql, "forget digests", err);
 }
 
 int db_load_record(struct db *db, const char *dir, const char *file, struct buf *ret_record, struct err *err)

@@ -19,6 +19,7 @@ struct db_model {
     uint32_t tp, multiple_of; /* as they were planned */
     char strategy[16];
     char model_key[65]; /* hex */
+    uint32_t layout;    /* version of the slots' layout then */
 };
 
 /* Opens DIR/fp9d.db, takes the directory's lock, brings the schema up to date. A file that is no database, or a damaged one, is set aside

@@ -8,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <systemd/sd-daemon.h>
+#include <time.h>
 
+#include "daemon/head/cache_db.h"
 #include "daemon/head/control.h"
 #include "daemon/head/db.h"
 #include "daemon/head/fdstore.h"
@@ -33,6 +35,10 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
     log_info("duck", "%s: up: %s, isa %s, %u cores, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
              hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, hello->boot_id);
     core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
+    const struct core_duck *known = &head->core->ducks[duck];
+    if (known->mirror_gone || known->mirror_new)
+        log_warning("cache", "%s: its header holds %u slots that were not known here, and %u that were are gone from it; corrected", known->name,
+                    known->mirror_new, known->mirror_gone);
     act_run(head);
 }
 
@@ -271,8 +277,12 @@ static int restore_model(void *user, const struct db_model *saved)
 {
     struct head *head = user;
     struct err err = {0};
-    struct core_load_request request = {.path = saved->path, .name = saved->name, .tp = saved->tp, .multiple_of = saved->multiple_of};
+    struct core_was was = {.known = true, .layout = saved->layout, .tp = saved->tp, .multiple_of = saved->multiple_of};
+    struct core_load_request request = {.was = &was, .path = saved->path, .name = saved->name, .tp = saved->tp, .multiple_of = saved->multiple_of};
     int r = plan_strategy_parse(saved->strategy, &request.strategy, &err);
+    was.strategy = request.strategy;
+    if (r == 0 && !digest_parse(saved->model_key, was.key))
+        was.known = false;
     if (r == 0)
         r = core_restore(head->core, clock_now_ns(), &request, &err);
     if (r < 0)
@@ -298,6 +308,7 @@ static int build(struct head *head, struct err *err)
         .grace_ns = conf->grace_s * CLOCK_NS_PER_S,
         .partials = strcmp(conf->partials, "f32") == 0 ? MSG_F32 : MSG_BF16,
         .persistent_judge = conf->persistent_judge,
+        .wall_ns = (int64_t)time(NULL) * (int64_t)CLOCK_NS_PER_S - (int64_t)clock_now_ns(),
     };
     head->core = core_new(&core_conf);
     if (!head->core)
@@ -337,6 +348,7 @@ static void take_down(struct head *head)
     session_free_all(head);
     waiters_free(head->waiters);
     core_free(head->core);
+    cache_db_free(head->cache_db);
     db_close(head->db);
     fdstore_free(head->fdstore);
     loop_free(head->loop);
@@ -351,6 +363,7 @@ int head_run(const struct conf *conf, struct err *err)
     int r = build(&head, err);
     if (r == 0) {
         /* Ducks first: models that come back wait for those that are being started, not for those that nobody has asked for. */
+        head.cache_db = cache_db_begin(&head);
         core_start(head.core, clock_now_ns());
         r = db_each_model(head.db, restore_model, &head, err);
     }

@@ -106,7 +106,9 @@ static int after_drop(const struct call *call, int r, uint64_t drop, json_t **re
 int rpc_model_unload(const struct call *call, json_t **ret_result, struct err *err)
 {
     uint64_t drop = 0;
-    int r = core_unload(call->head->core, clock_now_ns(), rpc_param_string(call->params, "model", ""),
+    char who[CONTROL_WHO_MAX];
+    int r = core_unload(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who),
+                        rpc_param_string(call->params, "model", ""),
                         rpc_param_bool(call->params, "drop_cache", false), &drop, err);
     return after_drop(call, r, drop, ret_result);
 }
@@ -120,6 +122,7 @@ int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct er
     if (!all && !model && !duck)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "give model, duck, both, or all");
     uint64_t drop = 0;
-    int r = core_invalidate(call->head->core, clock_now_ns(), model, duck, &drop, err);
+    char who[CONTROL_WHO_MAX];
+    int r = core_invalidate(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who), model, duck, &drop, err);
     return after_drop(call, r, drop, ret_result);
 }

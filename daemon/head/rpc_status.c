@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/head/cache_db.h"
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 
@@ -86,6 +87,7 @@ int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err
     for (uint32_t i = 0; i < core->duck_count; i++)
         for (size_t s = 0; core->ducks[i].state == CORE_DUCK_UP && s < core->ducks[i].slot_count; s++)
             json_array_append_new(slots, slot_json(core, &core->ducks[i], &core->ducks[i].slots[s]));
-    *ret_result = json_pack("{s:o}", "slots", slots);
+    *ret_result = json_pack("{s:o, s:o, s:o}", "slots", slots, "lost", cache_db_losses_json(call->head), "history",
+                            cache_db_history_json(call->head));
     return 0;
 }

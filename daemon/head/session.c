@@ -160,6 +160,15 @@ static struct outgoing *fresh_frame(struct session *session)
     return session->frame;
 }
 
+/* One frame goes to all ranks: every duck must know the flag. */
+static bool batch_flag(const struct head *head, const struct core_session *session)
+{
+    bool known = true;
+    for (uint32_t rank = 0; rank < session->tp; rank++)
+        known &= (head->core->ducks[session->duck_of_rank[rank]].hello.features & WIRE_FEATURE_BATCH) != 0;
+    return session->batch && known;
+}
+
 void session_send_chunk(struct head *head, uint64_t id)
 {
     struct session *session = session_find(head, id);
@@ -174,6 +183,7 @@ void session_send_chunk(struct head *head, uint64_t id)
         .top_k = step->top_k,
         .hidden = session->hidden,
         .prefill = step->prefill,
+        .batch = batch_flag(head, core_session),
     };
     struct outgoing *out = fresh_frame(session);
     uint8_t *x, *ids, *weights;

@@ -71,6 +71,16 @@ void digest_hex(const uint8_t digest[DIGEST_SIZE], char ret_hex[DIGEST_HEX_SIZE]
     ret_hex[2 * DIGEST_SIZE] = '\0';
 }
 
+bool digest_parse(const char *hex, uint8_t ret_digest[DIGEST_SIZE])
+{
+    static const char digits[] = "0123456789abcdef";
+    if (strlen(hex) != 2 * DIGEST_SIZE || strspn(hex, digits) != 2 * DIGEST_SIZE)
+        return false;
+    for (size_t i = 0; i < DIGEST_SIZE; i++)
+        ret_digest[i] = (uint8_t)((strchr(digits, hex[2 * i]) - digits) << 4 | (strchr(digits, hex[2 * i + 1]) - digits));
+    return true;
+}
+
 uint64_t digest_checksum(const void *data, size_t length)
 {
     return XXH3_64bits(data, length);

@@ -2,6 +2,7 @@
 #ifndef FP9_BASE_DIGEST_H
 #define FP9_BASE_DIGEST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,8 @@ void digest_update_string(struct digest *digest, const char *text); /* with its 
 /* Gives the digest and starts anew. */
 void digest_finish(struct digest *digest, uint8_t ret_digest[DIGEST_SIZE]);
 
+/* 64 lower-case hex digits; false for anything else. */
+bool digest_parse(const char *hex, uint8_t ret_digest[DIGEST_SIZE]);
 void digest_hex(const uint8_t digest[DIGEST_SIZE], char ret_hex[DIGEST_HEX_SIZE]);
 
 /* XXH3-64 of one range, seed 0. */

@@ -20,6 +20,7 @@ static void duck_came_up(struct sim *sim, uint32_t index)
     }
     struct msg_hello_duck hello = {.major = 1, .software = "sim", .isa = "ref", .cores = 1, .capacity_bytes = duck->capacity};
     snprintf(hello.name, sizeof hello.name, "local%u", index);
+    snprintf(hello.boot_id, sizeof hello.boot_id, "boot-%u", duck->boots);
     core_duck_up(sim->core, sim->now, index, &hello, duck->slots, duck->slot_count);
 }
 
@@ -301,6 +302,8 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_DROP_DONE: drop_done(sim, action->id); break;
     case CORE_ACT_SAVE_MODEL: sim->saved++; break;
     case CORE_ACT_FORGET_MODEL: sim->forgotten++; break;
+    case CORE_ACT_SAVE_LOSSES: sim->core->losses_dirty = false; break;
+    case CORE_ACT_MIRROR:
     case CORE_ACT_JOB_CHANGED:
     case CORE_ACT_SESSION_CLOSE:
     case CORE_ACT_SESSION_GONE: break;

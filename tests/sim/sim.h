@@ -19,6 +19,7 @@ struct sim_duck {
     bool mute;          /* takes everything, answers nothing (SIGSTOP) */
     bool refuses_start; /* dies as soon as it is started */
     unsigned starts;
+    unsigned boots; /* its buffer was lost so often */
     struct msg_slot slots[SIM_SLOTS_MAX]; /* its weight buffer: outlives the process */
     size_t slot_count;
     uint64_t capacity;

@@ -35,9 +35,9 @@ static void random_event(struct sim *sim, uint64_t *session)
         break;
     case 1:
         if (pick(4) == 0)
-            core_unload(sim->core, sim->now, "tiny", pick(2), &id, NULL);
+            core_unload(sim->core, sim->now, "uid 0", "tiny", pick(2), &id, NULL);
         break;
-    case 2: core_invalidate(sim->core, sim->now, pick(2) ? "tiny" : NULL, pick(2) ? "local1" : NULL, &id, NULL); break;
+    case 2: core_invalidate(sim->core, sim->now, "uid 0", pick(2) ? "tiny" : NULL, pick(2) ? "local1" : NULL, &id, NULL); break;
     case 3: sim_kill(sim, duck, "random death"); break;
     case 4: sim->ducks[duck].mute = !sim->ducks[duck].mute; break;
     case 5:

@@ -54,7 +54,7 @@ static void test_refused_load_leaves_the_loaded_model(void **state)
     const struct core_job *job = sim_load(&sim, "tiny", 4, 64);
     assert_int_equal(job->state, CORE_JOB_FAILED);
     assert_string_equal(err_name_text(job->err.name), "BAD_SHAPE");
-    assert_string_equal(job->err.message, "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6");
+    assert_string_equal(job->err.message, "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24");
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, NULL), 0);
     sim_run(&sim, 5 * SIM_LATENCY);
@@ -164,7 +164,8 @@ static void test_duck_lost_during_prepare(void **state)
     sim.hold_streams = false;
     sim_run(&sim, CLOCK_NS_PER_S);
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY); /* it went on with what was missing by itself */
-    assert_string_equal(model(&sim)->reason, "7 of 12 slots are missing");
+    assert_string_equal(model(&sim)->reason, "unfinished: job 1 failed: duck local2 was lost during prepare of layer 1: its process was "
+                                             "killed by signal 9 (Killed) (7 slots); 7 of 12 slots are missing");
     assert_string_equal(model(&sim)->cache, "partial");
     sim_stop(&sim);
 }
@@ -231,7 +232,7 @@ static void test_unload_and_invalidate(void **state)
     sim_start(&sim, 3, CAPACITY);
     sim_load(&sim, "tiny", 3, 64);
     uint64_t session = sim_session(&sim, "tiny"), drop = 0;
-    assert_int_equal(core_invalidate(sim.core, sim.now, "tiny", NULL, &drop, NULL), 0);
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 0", "tiny", NULL, &drop, NULL), 0);
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(sim.drops_done, 1);
     assert_true(sim.last_freed > 3u << 20);
@@ -244,14 +245,14 @@ static void test_unload_and_invalidate(void **state)
     sim_load(&sim, "tiny", 3, 64);
     assert_string_equal(model(&sim)->cache, "miss");
     sim_kill(&sim, 1, "gone");
-    assert_int_equal(core_unload(sim.core, sim.now, "tiny", true, &drop, NULL), 0);
+    assert_int_equal(core_unload(sim.core, sim.now, "uid 0", "tiny", true, &drop, NULL), 0);
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(sim.last_unreached, 1);
     assert_null(core_model_find(sim.core, "tiny"));
     assert_int_equal(sim.forgotten, 1);
-    assert_true(core_unload(sim.core, sim.now, "tiny", false, &drop, &err) < 0);
+    assert_true(core_unload(sim.core, sim.now, "uid 0", "tiny", false, &drop, &err) < 0);
     assert_string_equal(err_name_text(err.name), "NO_SUCH");
-    assert_true(core_invalidate(sim.core, sim.now, NULL, "local9", &drop, &err) < 0);
+    assert_true(core_invalidate(sim.core, sim.now, "uid 0", NULL, "local9", &drop, &err) < 0);
     sim_stop(&sim);
 }
 
@@ -273,13 +274,13 @@ static void test_shared_slots(void **state)
     assert_string_equal(err_name_text(core_job_find(sim.core, id)->err.name), "BUSY"); /* not under tiny's feet */
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
 
-    assert_int_equal(core_unload(sim.core, sim.now, "twin", true, &drop, NULL), 0);
+    assert_int_equal(core_unload(sim.core, sim.now, "uid 0", "twin", true, &drop, NULL), 0);
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(drop, 0); /* nothing was freed: tiny lives on */
     assert_int_equal(sim.ducks[0].slot_count, 4);
 
     sim_load(&sim, "twin", 3, 64);
-    assert_int_equal(core_invalidate(sim.core, sim.now, "twin", NULL, &drop, NULL), 0);
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 0", "twin", NULL, &drop, NULL), 0);
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(model(&sim)->state, CORE_MODEL_UNLOADED); /* both are gone and say so */
     assert_int_equal(core_model_find(sim.core, "twin")->state, CORE_MODEL_UNLOADED);

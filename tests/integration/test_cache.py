@@ -1,0 +1,174 @@
+"""The weight cache over a life: what is kept, what is prepared anew, and what is said about it."""
+import os
+import shutil
+import signal
+import sqlite3
+import time
+
+import pytest
+from support.model import MODEL, output
+from support.safetensors import read_header
+
+
+def load(daemon, path, *more, name="m", tp=3, multiple_of=64):
+    return daemon.ok("load", path, "--name", name, "--tp", tp, "--multiple-of", multiple_of, *more)
+
+
+def bits(daemon, reference, folder, name="m", layer=2):
+    daemon.run("decode", name, layer, reference.path, folder / "out", reference.prefix(layer))
+    return output(folder / "out")[1]
+
+
+def shard_of(checkpoint, tensor):
+    for name in sorted(os.listdir(checkpoint)):
+        if not name.endswith(".safetensors") or not name.startswith("model"):
+            continue
+        header, start = read_header(os.path.join(checkpoint, name))
+        if tensor in header:
+            return name, start + header[tensor]["data_offsets"][0]
+    raise AssertionError(tensor)
+
+
+def flip(checkpoint, tensor, at=100):
+    """Another finite weight in place of one; the name of its shard."""
+    name, offset = shard_of(checkpoint, tensor)
+    with open(os.path.join(checkpoint, name), "r+b") as file:
+        file.seek(offset + at)
+        byte = file.read(1)[0]
+        file.seek(offset + at)
+        file.write(bytes([byte ^ 0x01 if byte & 0x7e != 0x7e else byte ^ 0x40]))
+    return name
+
+
+def slots(daemon):
+    return {(s["layer"], s["rank"]): s["checksum"] for s in daemon.ok("cache", "list")["slots"]}
+
+
+def test_touched_files_are_digested_and_hit(make_daemon, checkpoint):
+    daemon = make_daemon()
+    first = load(daemon, checkpoint)
+    assert first["cache"] == "miss" and first["bytes_read"] > 0
+    again = load(daemon, checkpoint)
+    assert (again["cache"], again["bytes_read"], again["bytes_sent"]) == ("hit", 0, 0)
+    assert "12 slots" in again["reason"]
+    name = next(n for n in sorted(os.listdir(checkpoint)) if n.startswith("model-"))
+    os.utime(os.path.join(checkpoint, name))
+    touched = load(daemon, checkpoint)
+    assert touched["cache"] == "hit" and touched["bytes_sent"] == 0
+    assert 0 < touched["bytes_read"] < first["bytes_read"]
+    assert touched["model_key"] == first["model_key"]
+    assert load(daemon, checkpoint)["bytes_read"] == 0
+
+
+def test_the_same_weights_elsewhere_have_the_same_key(make_daemon, checkpoint):
+    daemon = make_daemon()
+    first = load(daemon, checkpoint)
+    other = load(daemon, MODEL, name="copy")
+    assert (other["cache"], other["bytes_sent"], other["model_key"]) == ("hit", 0, first["model_key"])
+
+
+@pytest.mark.parametrize("restore_time", [False, True])
+def test_changed_weights_prepare_only_their_layer(make_daemon, checkpoint, reference, tmp_path, restore_time):
+    daemon, twin = make_daemon(), make_daemon()
+    first = load(daemon, checkpoint)
+    before = slots(daemon)
+    tensor = "model.layers.2.mlp.experts.3.up_proj.weight"
+    name, _ = shard_of(checkpoint, tensor)
+    path = os.path.join(checkpoint, name)
+    stat = os.stat(path)
+    flip(checkpoint, tensor)
+    if restore_time:
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    changed = load(daemon, checkpoint)
+    assert changed["cache"] == "partial"
+    assert f"weights changed: {name}" in changed["reason"] and "3 of 12 slots are missing" in changed["reason"]
+    assert changed["model_key"] != first["model_key"]
+    mine = {(s["layer"], s["rank"]): s["checksum"] for s in daemon.ok("cache", "list")["slots"] if s["model_key"] == changed["model_key"]}
+    assert [place for place in sorted(mine) if mine[place] != before[place]] == [(2, 0)]  # the row is one of rank 0's
+    fresh = load(twin, checkpoint)
+    assert fresh["model_key"] == changed["model_key"]
+    assert mine == slots(twin)
+    assert bits(daemon, reference, tmp_path) == bits(twin, reference, tmp_path)
+
+
+def test_config_edit_is_another_key_and_sends_nothing(make_daemon, checkpoint):
+    daemon = make_daemon()
+    first = load(daemon, checkpoint)
+    path = os.path.join(checkpoint, "config.json")
+    text = open(path).read()
+    assert '"num_experts_per_tok": 2' in text
+    with open(path, "w") as file:
+        file.write(text.replace('"num_experts_per_tok": 2', '"num_experts_per_tok": 3'))
+    again = load(daemon, checkpoint)
+    assert again["model_key"] != first["model_key"] and again["bytes_sent"] == 0 and again["cache"] == "hit"
+
+
+def test_plan_changes_are_named(make_daemon, checkpoint):
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    assert load(daemon, checkpoint, tp=2)["reason"] == "tp 3 -> 2"
+    both = load(daemon, checkpoint, tp=4, multiple_of=32)
+    assert both["cache"] == "miss" and both["reason"] == "tp 2 -> 4, multiple_of 64 -> 32"
+    back = load(daemon, checkpoint)
+    assert back["cache"] == "hit"
+    history = daemon.ok("cache", "list")["history"]
+    assert [h["cache"] for h in history] == ["miss", "miss", "miss", "hit"]
+    assert history[1]["reason"] == "tp 3 -> 2" and history[1]["model"] == "m"
+
+
+def test_invalidation_is_named_by_whom_and_when(make_daemon, checkpoint):
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    assert daemon.ok("invalidate-cache", "--model", "m", "--duck", "local1")["freed_bytes"] > 0
+    lost = daemon.ok("cache", "list")["lost"]
+    assert len(lost) == 1 and lost[0]["duck"] == "local1" and f"invalidated by uid {os.getuid()} at 20" in lost[0]["reason"]
+    again = load(daemon, checkpoint)
+    assert again["cache"] == "partial"
+    assert f"invalidated by uid {os.getuid()} at 20" in again["reason"] and "(4 slots)" in again["reason"]
+    assert daemon.ok("cache", "list")["lost"] == []
+    status = daemon.ok("status")["models"][0]
+    assert status["reason"] == again["reason"]
+
+
+def test_database_is_only_a_mirror(make_daemon, checkpoint):
+    """C08: rows that say too much or too little change nothing but a line in the log."""
+    daemon = make_daemon()
+    first = load(daemon, checkpoint)
+    deadline = time.monotonic() + 10
+    path = os.path.join(daemon.state, "fp9d.db")
+    while time.monotonic() < deadline:
+        with sqlite3.connect(path) as db:
+            if db.execute("SELECT count(*) FROM slot").fetchone()[0] == 12:
+                break
+        time.sleep(0.1)
+    daemon.stop()
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT * FROM slot ORDER BY duck, layer").fetchall()
+        assert len(rows) == 12 and all(row[1] == first["model_key"] for row in rows)
+        db.execute("DELETE FROM slot WHERE duck = 'local0' AND layer = 1")
+        db.execute("INSERT INTO slot SELECT 'local3', model_key, layer, tp, rank, multiple_of, kind, bytes, checksum, sources FROM slot"
+                   " WHERE duck = 'local1'")
+    daemon.start()
+    again = load(daemon, checkpoint)
+    assert again["model_key"] == first["model_key"]
+    log = daemon.log()
+    assert "corrected" in log
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM slot WHERE duck = 'local3' AND model_key = ?", (first["model_key"],)).fetchone()[0] in (0, 4)
+    assert len(daemon.ok("cache", "list")["slots"]) >= 12
+
+
+def test_a_load_cut_by_a_killed_duck_goes_on(make_daemon, checkpoint, reference, tmp_path):
+    daemon, twin = make_daemon(), make_daemon()
+    load(twin, checkpoint)
+    job = daemon.ok("load", checkpoint, "--name", "m", "--tp", 3, "--multiple-of", 64, "--no-wait")["job"]
+    pid = next(d["pid"] for d in daemon.ok("duck", "list")["ducks"] if d["name"] == "local1")
+    os.kill(pid, signal.SIGKILL)
+    daemon.ctl("job", "wait", job)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and daemon.ok("status")["state"] != "ready":
+        time.sleep(0.1)
+    load(daemon, checkpoint)
+    assert bits(daemon, reference, tmp_path) == bits(twin, reference, tmp_path)
+    key = lambda s: (s["layer"], s["rank"], s["checksum"], s["model_key"])  # noqa: E731
+    assert sorted(map(key, daemon.ok("cache", "list")["slots"])) == sorted(map(key, twin.ok("cache", "list")["slots"]))

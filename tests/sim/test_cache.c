@@ -1,0 +1,231 @@
+/* What a load keeps of the slots that are there, and what it says about the others. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/sim.h"
+
+#define CAPACITY (64u << 20)
+
+static struct core_model *model(struct sim *sim, const char *name)
+{
+    struct core_model *found = core_model_find(sim->core, name);
+    assert_non_null(found);
+    return found;
+}
+
+static void reason_is(struct sim *sim, const char *cache, const char *words)
+{
+    const struct core_model *found = model(sim, "tiny");
+    assert_string_equal(found->cache, cache);
+    if (!strstr(found->reason, words))
+        fail_msg("\"%s\" does not hold \"%s\"", found->reason, words);
+    assert_int_equal(found->state, CORE_MODEL_READY);
+}
+
+/* Files that only look new are digested once; nothing is sent, the key stays. */
+static void test_touched(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(sim.rekeys, 12); /* the model key was not known before the weights had been read */
+    assert_int_equal(sim.digests, 0);
+    uint8_t key[DIGEST_SIZE];
+    memcpy(key, model(&sim, "tiny")->key, DIGEST_SIZE);
+    assert_false(model(&sim, "tiny")->provisional);
+
+    sim.touched = true;
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 0);
+    assert_int_equal(sim.digests, 1);
+    assert_int_equal(sim.rekeys, 12);
+    reason_is(&sim, "hit", "all 12 slots");
+    assert_memory_equal(key, model(&sim, "tiny")->key, DIGEST_SIZE);
+    sim_stop(&sim);
+}
+
+/* A fine-tune of the last layer: its slots are sent, the others go under the new key, nothing of the old key is left of them. */
+static void test_changed_layer(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    uint64_t session = sim_session(&sim, "tiny");
+    uint8_t old[DIGEST_SIZE];
+    memcpy(old, model(&sim, "tiny")->key, DIGEST_SIZE);
+    sim.touched = true;
+    sim.salt = 7;
+    sim.salted_from = 3;
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 3);
+    for (size_t i = 0; i < job->missing_count; i++)
+        assert_int_equal(job->missing[i].layer, 3);
+    reason_is(&sim, "partial", "weights changed: model-");
+    reason_is(&sim, "partial", "3 of 12 slots are missing");
+    assert_memory_not_equal(old, model(&sim, "tiny")->key, DIGEST_SIZE);
+    size_t left = 0;
+    for (uint32_t i = 0; i < sim.duck_count; i++)
+        for (size_t s = 0; s < sim.ducks[i].slot_count; s++)
+            left += memcmp(sim.ducks[i].slots[s].model_key, old, DIGEST_SIZE) == 0;
+    assert_int_equal(left, 3); /* the old layer 3 */
+    struct err err = {0};
+    assert_true(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, &err) < 0);
+    assert_string_equal(err_name_text(err.name), "CACHE_STALE");
+    sim_stop(&sim);
+}
+
+/* The same while another name still uses the old weights: those slots are not taken from it. */
+static void test_other_names_keep_theirs(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    sim_load(&sim, "other", 3, 64);
+    sim.touched = true;
+    sim.salt = 7;
+    sim.salted_from = 3;
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->state, CORE_JOB_DONE);
+    assert_int_equal(job->missing_count, 12);
+    uint64_t session = sim_session(&sim, "other");
+    assert_int_equal(core_step_submit(sim.core, sim.now, session, 3, 1, 2, false, NULL), 0);
+    assert_int_equal(model(&sim, "other")->state, CORE_MODEL_READY);
+    sim_stop(&sim);
+}
+
+static void test_force_replaces(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    struct core_load_request force = {.path = model(&sim, "tiny")->path, .name = "tiny", .tp = 3, .multiple_of = 64, .force = true};
+    uint64_t id;
+    assert_int_equal(core_load(sim.core, sim.now, &force, &id, NULL), 0);
+    sim_run(&sim, 20 * SIM_LATENCY);
+    const struct core_job *job = core_job_find(sim.core, id);
+    assert_int_equal(job->state, CORE_JOB_DONE);
+    assert_int_equal(job->missing_count, 12);
+    assert_int_equal(sim.rekeys, 24);
+    reason_is(&sim, "miss", "prepared anew on request");
+    for (uint32_t i = 0; i < sim.duck_count; i++)
+        assert_true(sim.ducks[i].slot_count == 4 || sim.ducks[i].slot_count == 0);
+    sim_stop(&sim);
+}
+
+/* A load that is cut goes on from its finished slots, though the model key is not known yet. */
+static void test_cut_and_resumed(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim.hold_streams = true;
+    uint64_t id = sim_load_begin(&sim, "tiny", 3, 64);
+    sim_stream_slots(&sim, 5);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL), 0);
+    sim_run(&sim, 0);
+    for (size_t i = 0; i < SIM_SHARDS_MAX; i++)
+        buf_release(&sim.records[i]); /* nor did the digests reach the database */
+    sim.hold_streams = false;
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->state, CORE_JOB_DONE);
+    assert_int_equal(job->missing_count, 7);
+    reason_is(&sim, "partial", "unfinished: job 1 was cancelled at 1970-");
+    sim_stop(&sim);
+}
+
+static void test_reboot_and_replacement(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    uint32_t duck = model(&sim, "tiny")->duck_of_rank[1];
+    sim.ducks[duck].slot_count = 0;
+    sim.ducks[duck].boots++;
+    sim_kill(&sim, duck, "power");
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    reason_is(&sim, "partial", "rebooted, its weight buffer is a new one (boot id boot-0 -> boot-1) (4 slots)");
+
+    sim.ducks[duck].slot_count = 0;
+    sim.ducks[duck].boots++;
+    sim.ducks[duck].capacity *= 2;
+    sim_kill(&sim, duck, "power");
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    reason_is(&sim, "partial", "was replaced (1 cores ref -> 1 cores ref, boot id boot-1 -> boot-2) (4 slots)");
+
+    sim.ducks[duck].slot_count--;
+    sim_kill(&sim, duck, "bit rot");
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    reason_is(&sim, "partial", "is gone from its header (1 slot)");
+    assert_int_equal(sim.core->ducks[duck].mirror_gone, 1);
+    sim_stop(&sim);
+}
+
+/* Before a restart of fp9d: what the database holds is compared with what the ducks say. */
+static void test_mirror_of_before(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    struct msg_hello_duck hello = sim.core->ducks[0].hello;
+    struct msg_slot slots[8];
+    memcpy(slots, sim.core->ducks[0].slots, 4 * sizeof slots[0]);
+    core_free(sim.core);
+    struct core_conf conf = {.heartbeat_ns = CLOCK_NS_PER_S, .start_timeout_ns = 5 * CLOCK_NS_PER_S};
+    sim.core = core_new(&conf);
+    for (uint32_t i = 0; i < 4; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "local%u", i);
+        assert_int_equal(core_duck_add(sim.core, name, false, NULL), 0);
+        sim.ducks[i].running = false;
+    }
+    slots[0].checksum++; /* one row is wrong, one is of a slot that is not there */
+    slots[4] = slots[3];
+    slots[4].layer = 9;
+    core_duck_was(sim.core, 0, &hello, slots, 5);
+    core_start(sim.core, sim.now);
+    sim_run(&sim, 10 * SIM_LATENCY);
+    assert_int_equal(sim.core->ducks[0].mirror_gone, 2);
+    assert_int_equal(sim.core->ducks[0].mirror_new, 1);
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 0); /* the ducks' word counts */
+    sim_stop(&sim);
+}
+
+static void test_invalidated_by(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    uint64_t drop;
+    const char *duck = sim.core->ducks[model(&sim, "tiny")->duck_of_rank[2]].name;
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 17", "tiny", duck, &drop, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    sim_load(&sim, "tiny", 3, 64);
+    reason_is(&sim, "partial", "invalidated by uid 17 at 1970-01-01T00:00:0");
+    sim_load(&sim, "tiny", 3, 64);
+    reason_is(&sim, "hit", "all 12");
+    sim_stop(&sim);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_touched),          cmocka_unit_test(test_changed_layer),   cmocka_unit_test(test_other_names_keep_theirs),
+        cmocka_unit_test(test_force_replaces),   cmocka_unit_test(test_cut_and_resumed), cmocka_unit_test(test_reboot_and_replacement),
+        cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
