@@ -16,6 +16,7 @@
 #define MEMORY_MAX 4611686018427387904 /* 2^62 */
 
 static const char *const session_dtypes[] = {"bf16", "f32", NULL};
+static const char *const session_priorities[] = {"interactive", "batch", NULL};
 static const char *const x_dtypes[] = {"BF16", NULL};
 static const char *const ids_dtypes[] = {"I32", NULL};
 static const char *const weights_dtypes[] = {"F32", NULL};
@@ -88,6 +89,8 @@ static const struct schema_param session_open_params[] = {
     BOOL("one_shot", "a fresh kernel run for each step in place of the persistent judge"),
     CHOICE("output_dtype", OPTIONAL, session_dtypes, "type of y; bf16 when left out"),
     CHOICE("partials", OPTIONAL, session_dtypes, "type of the ranks' partial sums; the daemon's setting when left out"),
+    CHOICE("priority", OPTIONAL, session_priorities,
+           "steps of a batch session let those of others overtake them; interactive when left out; steps of more than 4 tokens are batch"),
 };
 
 static const struct schema_param session_params[] = {
