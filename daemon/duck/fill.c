@@ -265,8 +265,8 @@ static int check_rows(const struct fill *fill, const struct target *target, cons
     if (data->columns != shape->columns)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: rows of %u columns, the slice has %u", name, data->columns, shape->columns);
     if (data->rows == 0 || data->first_row >= rows || data->rows > rows - data->first_row || !layout_tile_begins(shape, data->first_row))
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u rows from row %u on, the slice has %u and rows come from multiples of %d%s", name,
-                       data->rows, data->first_row, rows, LAYOUT_TILE_ROWS, shape->row_origin ? ", less 8" : "");
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u rows from row %u on, the slice has %u and rows come from multiples of %d%s",
+                       name, data->rows, data->first_row, rows, LAYOUT_TILE_ROWS, shape->row_origin ? ", less 8" : "");
     uint32_t first = layout_tile(shape, data->first_row), count = layout_tiles(shape, data->first_row, data->rows);
     uint64_t scales = (uint64_t)count * shape->segments;
     if (data->scale_count != scales)

@@ -23,7 +23,12 @@ static int usage(FILE *to, int status)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"seed", required_argument, NULL, 's'}, {"rounds", required_argument, NULL, 'r'}, {"stop", no_argument, NULL, 'x'}, {"help", no_argument, NULL, 'h'}, {0}};
+        {"seed", required_argument, NULL, 's'},
+        {"rounds", required_argument, NULL, 'r'},
+        {"stop", no_argument, NULL, 'x'},
+        {"help", no_argument, NULL, 'h'},
+        {0},
+    };
     uint64_t seed = (uint64_t)time(NULL), rounds = 1;
     const struct tiers_variant *variant;
     int option;

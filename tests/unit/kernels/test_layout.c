@@ -38,7 +38,7 @@ static void test_sizes(void **state)
     assert_int_equal(layout.expert_bytes, 3 * 64 * 7168 * 9 / 8 + 2 * 1792);
 }
 
-/* Every slice of a dimension: its segments cover its columns once, each lies within one 128-block, and their groups lie one after another. */
+/* Every slice of a dimension: its segments cover its columns once, each within one 128-block, and their groups lie one after another. */
 static void test_segments(void **state)
 {
     (void)state;
@@ -127,7 +127,7 @@ static void test_padding(void **state)
     assert_int_equal(layout_vector_floats(&smallest.gate_up), 112);
 }
 
-/* A duck's slice of an expert of Qwen3-30B and of Qwen3-235B, of all 32: nothing is padded, a half panel and a half group of it are half. */
+/* A duck's slice of an expert of Qwen3-30B and of Qwen3-235B, of all 32: nothing is padded. */
 static void test_bytes_per_param(void **state)
 {
     struct layout_mlp layout = layout_of(2048, 24, 24, 8);
