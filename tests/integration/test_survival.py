@@ -281,7 +281,7 @@ def test_fresh_fp9d_knows_nothing(make_duck, build, tmp_path, model):
             found.append((load(rpc, model), slots(rpc), outputs(rpc)))
         daemon.stop()
     assert found[0][0]["cache"] == "miss" and found[1][0]["cache"] == "hit"
-    assert (found[1][0]["bytes_read"], found[1][0]["bytes_sent"]) == (0, 0)
+    assert found[1][0]["bytes_sent"] == 0  # it has read: it had no digests to know the weights by
     assert found[0][1:] == found[1][1:]
 
 
