@@ -91,7 +91,9 @@ static int model_for(struct core *core, const struct core_load_request *request,
     return 0;
 }
 
-int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err)
+/* registered: it comes from the database, and so its first job waits for what may hold its slots. */
+static int load(struct core *core, uint64_t now, const struct core_load_request *request, bool registered, uint64_t *ret_job,
+                struct err *err)
 {
     struct core_model *model = NULL;
     int r = model_for(core, request, &model, err);
@@ -120,21 +122,25 @@ int core_load(struct core *core, uint64_t now, const struct core_load_request *r
         model->state = CORE_MODEL_LOADING;
         model->error = (struct err){0};
     }
+    model->registered |= registered;
     *ret_job = job->id;
     core_job_start_queued(core);
     return 0;
 }
 
+int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err)
+{
+    return load(core, now, request, false, ret_job, err);
+}
+
 int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err)
 {
     uint64_t job;
-    int r = core_load(core, now, request, &job, err);
+    int r = load(core, now, request, true, &job, err);
     if (r < 0)
         return r;
-    struct core_model *model = &core->models[core_job_find(core, job)->model];
-    model->registered = true;
     if (request->was)
-        model->was = *request->was;
+        core->models[core_job_find(core, job)->model].was = *request->was;
     return 0;
 }
 

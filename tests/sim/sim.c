@@ -369,21 +369,40 @@ void sim_kill(struct sim *sim, uint32_t duck, const char *how)
     act_all(sim);
 }
 
-void sim_start(struct sim *sim, uint32_t ducks, uint64_t capacity)
+static void start_core(struct sim *sim, uint64_t grace_ns)
 {
-    *sim = (struct sim){.duck_count = ducks, .now = CLOCK_NS_PER_S, .ticked = CLOCK_NS_PER_S};
-    struct core_conf conf = {
-        .heartbeat_ns = CLOCK_NS_PER_S, .start_timeout_ns = 5 * CLOCK_NS_PER_S, .partials = MSG_BF16, .persistent_judge = true};
+    struct core_conf conf = {.heartbeat_ns = CLOCK_NS_PER_S,
+                             .start_timeout_ns = 5 * CLOCK_NS_PER_S,
+                             .grace_ns = grace_ns,
+                             .partials = MSG_BF16,
+                             .persistent_judge = true};
     sim->core = core_new(&conf);
     assert_non_null(sim->core);
-    for (uint32_t i = 0; i < ducks; i++) {
+    for (uint32_t i = 0; i < sim->duck_count; i++) {
         char name[16];
         snprintf(name, sizeof name, "local%u", i);
         assert_int_equal(core_duck_add(sim->core, name, false, NULL), 0);
-        sim->ducks[i].capacity = capacity;
     }
     core_start(sim->core, sim->now);
     sim_run(sim, 10 * SIM_LATENCY);
+}
+
+void sim_start(struct sim *sim, uint32_t ducks, uint64_t capacity)
+{
+    *sim = (struct sim){.duck_count = ducks, .now = CLOCK_NS_PER_S, .ticked = CLOCK_NS_PER_S};
+    for (uint32_t i = 0; i < ducks; i++)
+        sim->ducks[i].capacity = capacity;
+    start_core(sim, 0);
+}
+
+void sim_restart(struct sim *sim, uint64_t grace_ns)
+{
+    core_free(sim->core);
+    sim->answer_count = 0;
+    sim->streaming = 0;
+    for (uint32_t i = 0; i < sim->duck_count; i++)
+        sim->ducks[i].running = false;
+    start_core(sim, grace_ns);
 }
 
 void sim_stop(struct sim *sim)

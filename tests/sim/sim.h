@@ -19,7 +19,7 @@ struct sim_duck {
     bool mute;          /* takes everything, answers nothing (SIGSTOP) */
     bool refuses_start; /* dies as soon as it is started */
     unsigned starts;
-    unsigned boots; /* its buffer was lost so often */
+    unsigned boots;                       /* its buffer was lost so often */
     struct msg_slot slots[SIM_SLOTS_MAX]; /* its weight buffer: outlives the process */
     size_t slot_count;
     uint64_t capacity;
@@ -55,6 +55,8 @@ struct sim {
 
 void sim_start(struct sim *sim, uint32_t ducks, uint64_t capacity);
 void sim_stop(struct sim *sim);
+/* fp9d is started anew, with nothing remembered; the ducks keep what they hold. */
+void sim_restart(struct sim *sim, uint64_t grace_ns);
 /* Lets time pass, in ticks and in the order of the answers. */
 void sim_run(struct sim *sim, uint64_t duration);
 void sim_kill(struct sim *sim, uint32_t duck, const char *how);

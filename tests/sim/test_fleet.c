@@ -346,6 +346,58 @@ static void test_restored_model_waits_for_a_late_duck(void **state)
     sim_stop(&sim);
 }
 
+/* fp9d starts anew while a duck that holds slots cannot be reached: what is registered waits for it for a while and then makes do. */
+static void test_restored_model_waits_for_its_slots(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        struct sim sim;
+        sim_start(&sim, 4, CAPACITY);
+        sim_load(&sim, "tiny", 2, 64);
+        uint32_t holder = model(&sim)->duck_of_rank[1];
+        sim.ducks[holder].refuses_start = true;
+        sim_restart(&sim, 10 * CLOCK_NS_PER_S);
+        struct core_load_request request = {.path = FP9_TEST_DATA "/shakespeare-moe-fp8", .name = "tiny", .tp = 2, .multiple_of = 64};
+        assert_int_equal(core_restore(sim.core, sim.now, &request, NULL), 0);
+        sim_run(&sim, 5 * CLOCK_NS_PER_S);
+        assert_int_equal(model(&sim)->state, CORE_MODEL_LOADING);
+        /* A load that somebody has typed does not wait. */
+        uint64_t job = sim_load_begin(&sim, "typed", 1, 64);
+        sim_run(&sim, 20 * SIM_LATENCY);
+        assert_int_equal(core_job_find(sim.core, job)->state, CORE_JOB_DONE);
+        assert_int_equal(model(&sim)->state, CORE_MODEL_LOADING);
+        sim.ducks[holder].refuses_start = late;
+        sim_run(&sim, 25 * CLOCK_NS_PER_S);
+        assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
+        assert_int_equal(model(&sim)->duck_of_rank[1] == holder, !late);
+        assert_string_equal(model(&sim)->cache, late ? "partial" : "hit");
+        sim_stop(&sim);
+    }
+}
+
+/* A duck that has just died is started again at once: a load that comes meanwhile waits that moment, and no longer. */
+static void test_load_waits_for_a_duck_that_blinked(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 3, CAPACITY);
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    sim_kill(&sim, 1, "gone");
+    uint64_t job = sim_load_begin(&sim, "tiny", 3, 64);
+    sim_run(&sim, 20 * SIM_LATENCY);
+    assert_int_equal(core_job_find(sim.core, job)->state, CORE_JOB_QUEUED);
+    sim_run(&sim, CLOCK_NS_PER_S);
+    assert_int_equal(core_job_find(sim.core, job)->state, CORE_JOB_DONE);
+    sim.ducks[1].refuses_start = true;
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    sim_kill(&sim, 1, "gone");
+    job = sim_load_begin(&sim, "other", 3, 32);
+    sim_run(&sim, 2 * CLOCK_NS_PER_S);
+    assert_int_equal(core_job_find(sim.core, job)->state, CORE_JOB_FAILED);
+    assert_string_equal(core_job_find(sim.core, job)->err.message, "tp 3 needs 3 ducks, 2 of 3 are up");
+    sim_stop(&sim);
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -419,6 +471,8 @@ int main(void)
         cmocka_unit_test(test_shared_slots),
         cmocka_unit_test(test_failed_reload_returns),
         cmocka_unit_test(test_restored_model_waits_for_a_late_duck),
+        cmocka_unit_test(test_restored_model_waits_for_its_slots),
+        cmocka_unit_test(test_load_waits_for_a_duck_that_blinked),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_chunks),
