@@ -3,53 +3,13 @@
 #include <string.h>
 
 #include "daemon/head/cache_db.h"
-#include "daemon/head/db.h"
 #include "daemon/head/head.h"
 #include "daemon/head/load.h"
+#include "daemon/head/remember.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
-
-struct db_task {
-    struct head *head;
-    bool forget;
-    struct db_model model;
-};
-
-/* Disk worker. */
-static void db_task_run(void *user)
-{
-    struct db_task *task = user;
-    struct err err = {0};
-    int r = task->forget ? db_forget_model(task->head->db, task->model.name, &err) : db_save_model(task->head->db, &task->model, &err);
-    if (r < 0)
-        log_error("db", "model %s is not remembered: %s", task->model.name, err.message);
-}
-
-static void db_task_done(void *user)
-{
-    free(user);
-}
-
-static void remember(struct head *head, const struct core_model *model, bool forget)
-{
-    struct db_task *task = calloc(1, sizeof *task);
-    if (!task)
-        abort();
-    task->head = head;
-    task->forget = forget;
-    memcpy(task->model.name, model->name, sizeof task->model.name);
-    if (!forget) {
-        memcpy(task->model.path, model->path, sizeof task->model.path);
-        task->model.tp = model->plan->tp;
-        task->model.multiple_of = model->plan->multiple_of;
-        snprintf(task->model.strategy, sizeof task->model.strategy, "%s", plan_strategy_name(model->plan->strategy));
-        task->model.layout = LAYOUT_VERSION;
-        digest_hex(model->key, task->model.model_key);
-    }
-    worker_submit(head->disk, db_task_run, db_task_done, task);
-}
 
 static void send_ping(struct head *head, uint32_t duck)
 {
@@ -106,8 +66,8 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_STREAM: load_stream(head, action->id); break;
     case CORE_ACT_STREAM_CANCEL: load_cancel(head, action->id); break;
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
-    case CORE_ACT_SAVE_MODEL: remember(head, &core->models[action->id], false); break;
-    case CORE_ACT_FORGET_MODEL: remember(head, &core->models[action->id], true); break;
+    case CORE_ACT_SAVE_MODEL: remember_model(head, &core->models[action->id], false); break;
+    case CORE_ACT_FORGET_MODEL: remember_model(head, &core->models[action->id], true); break;
     case CORE_ACT_SAVE_LOSSES: cache_db_save_losses(head); break;
     case CORE_ACT_MIRROR: cache_db_save_duck(head, action->duck); break;
     case CORE_ACT_DROP: send_drop(head, action->duck, action->id); break;

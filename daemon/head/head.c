@@ -18,6 +18,7 @@
 #include "daemon/head/load.h"
 #include "daemon/head/load_stream.h"
 #include "daemon/head/local.h"
+#include "daemon/head/remember.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
@@ -37,8 +38,8 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
     core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
     const struct core_duck *known = &head->core->ducks[duck];
     if (known->mirror_gone || known->mirror_new)
-        log_warning("cache", "%s: its header holds %u slots that were not known here, and %u that were are gone from it; corrected", known->name,
-                    known->mirror_new, known->mirror_gone);
+        log_warning("cache", "%s: its header holds %u slots that were not known here, and %u that were are gone from it; corrected",
+                    known->name, known->mirror_new, known->mirror_gone);
     act_run(head);
 }
 
@@ -145,6 +146,7 @@ static void tick(void *user)
     for (uint32_t i = 0; i < head->core->duck_count; i++)
         peer_tick(head->peers[i], now);
     load_tick(head);
+    remember_tick(head, now);
     control_tick(head->control, now);
     act_run(head);
     if (now - head->watchdog_fed_ns >= head->watchdog_ns && head->watchdog_ns) {
@@ -278,7 +280,8 @@ static int restore_model(void *user, const struct db_model *saved)
     struct head *head = user;
     struct err err = {0};
     struct core_was was = {.known = true, .layout = saved->layout, .tp = saved->tp, .multiple_of = saved->multiple_of};
-    struct core_load_request request = {.was = &was, .path = saved->path, .name = saved->name, .tp = saved->tp, .multiple_of = saved->multiple_of};
+    struct core_load_request request = {
+        .was = &was, .path = saved->path, .name = saved->name, .tp = saved->tp, .multiple_of = saved->multiple_of};
     int r = plan_strategy_parse(saved->strategy, &request.strategy, &err);
     was.strategy = request.strategy;
     if (r == 0 && !digest_parse(saved->model_key, was.key))
@@ -345,6 +348,7 @@ static void take_down(struct head *head)
     for (uint32_t i = 0; i < CORE_DUCKS_MAX; i++)
         peer_free(head->peers[i]);
     load_free_all(head);
+    remember_free_all(head);
     session_free_all(head);
     waiters_free(head->waiters);
     core_free(head->core);

@@ -13,6 +13,7 @@ struct control;
 struct db;
 struct fdstore;
 struct load;
+struct remember;
 struct session;
 struct waiters;
 
@@ -28,9 +29,10 @@ struct head {
     struct db *db;                      /* used on the disk worker once the loop runs */
     struct cache_db *cache_db;
     struct control *control;
-    struct load *loads;       /* list */
-    struct session *sessions; /* list */
-    struct waiters *waiters;  /* who waits for jobs and drops */
+    struct load *loads;          /* list */
+    struct remember *remembered; /* list */
+    struct session *sessions;    /* list */
+    struct waiters *waiters;     /* who waits for jobs and drops */
     uint64_t started_ns;
     uint64_t watchdog_ns, watchdog_fed_ns; /* interval to feed systemd's watchdog at, 0: none; last time */
     bool stopping;

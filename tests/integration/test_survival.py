@@ -1,9 +1,11 @@
 """Weights outlive whatever is killed: real processes die at random points of a load, and what is there afterwards is bit-equal to an
 undisturbed load. Restarts of fp9d and of fp9-duck, cut links, errors of the disk."""
+import errno
 import os
 import random
 import re
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -526,3 +528,63 @@ def test_disk_read_errors(make_daemon, model, tmp_path):
         assert set(slots(rpc)) == set(true[1]) | set(others)
         assert outputs(rpc) == true[2]
         assert load(rpc, model)["bytes_sent"] == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A mount namespace in which a directory is a file system of 512 KiB; (words that run a program there, the directory, its path from here)."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=512k tmpfs "{folder}" && echo there && exec sleep 600'],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        if holder.stdout.readline() != "there\n":
+            pytest.skip(f"no file system may be mounted here: {holder.stderr.read().strip()}")
+        yield ["nsenter", "-t", str(holder.pid), "-m", "--"], folder, f"/proc/{holder.pid}/root{folder}"
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_state_directory_is_full(build, tmp_path, small_disk, model):
+    """What is loaded works and stays; what could not be written is written when there is room again."""
+    manager = Manager(tmp_path, "fp9d")
+    daemon = Daemon(build, tmp_path, ducks=DUCKS, memory="64M", manager=manager)
+    daemon.wrap, _, seen = small_disk
+    daemon.start()
+    with open(f"{seen}/filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1024))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    try:
+        with Rpc(daemon.socket) as rpc:
+            first = load(rpc, model)
+            assert first["cache"] == "miss"
+            true_slots, true_outputs = slots(rpc), outputs(rpc)
+            daemon.wait_for("the complaint", lambda: re.search(r"model model is not remembered: .*fp9d\.db.* full", daemon.log()))
+            assert state(rpc) == "ready" and load(rpc, model)["cache"] == "hit"
+        daemon.kill()
+        daemon.start()
+        with Rpc(daemon.socket) as rpc:
+            assert state(rpc) is None, "it was remembered on a full disk?"
+            assert slots(rpc) == true_slots, "weights do not hang on what fp9d remembers"
+            again = load(rpc, model)
+            assert (again["cache"], again["bytes_sent"]) == ("hit", 0), again
+            assert outputs(rpc) == true_outputs
+            os.unlink(f"{seen}/filler")
+            daemon.wait_for("the second attempt", lambda: "model model is remembered now" in daemon.log())
+        daemon.kill()
+        daemon.start()
+        with Rpc(daemon.socket) as rpc:
+            wait_ready(daemon, rpc)
+            assert slots(rpc) == true_slots and outputs(rpc) == true_outputs
+            assert load(rpc, model)["bytes_sent"] == 0
+        # Complaints do not pile up.
+        assert daemon.log().count("model model is not remembered") == 2, daemon.log()
+        daemon.stop()
+    finally:
+        if daemon.process:
+            daemon.process.kill()
+        manager.close()

@@ -1,0 +1,108 @@
+#include "daemon/head/remember.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/head/db.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+
+#define REMEMBER_AGAIN (2 * CLOCK_NS_PER_S)
+
+struct remember {
+    struct remember *next;
+    struct head *head;
+    bool forget;
+    struct db_model model;
+    bool running;    /* with the disk worker */
+    bool superseded; /* a later word on the same model is on its way */
+    unsigned failures;
+    int result;
+    uint64_t again_ns;
+};
+
+/* Disk worker. Only the first failure is worth a line. */
+static void run(void *user)
+{
+    struct remember *task = user;
+    struct err err = {0};
+    task->result =
+        task->forget ? db_forget_model(task->head->db, task->model.name, &err) : db_save_model(task->head->db, &task->model, &err);
+    if (task->result < 0 && !task->failures)
+        log_error("db", "model %s is not %s: %s; this is tried again", task->model.name, task->forget ? "forgotten" : "remembered",
+                  err.message);
+    else if (task->result == 0 && task->failures)
+        log_info("db", "model %s is %s now", task->model.name, task->forget ? "forgotten" : "remembered");
+}
+
+static void remove_task(struct remember *task)
+{
+    struct remember **at = &task->head->remembered;
+    while (*at != task)
+        at = &(*at)->next;
+    *at = task->next;
+    free(task);
+}
+
+static void done(void *user)
+{
+    struct remember *task = user;
+    task->running = false;
+    if (task->result == 0 || task->superseded) {
+        remove_task(task);
+        return;
+    }
+    task->failures++;
+    task->again_ns = clock_now_ns() + REMEMBER_AGAIN;
+}
+
+static void submit(struct remember *task)
+{
+    task->running = true;
+    worker_submit(task->head->disk, run, done, task);
+}
+
+void remember_model(struct head *head, const struct core_model *model, bool forget)
+{
+    unsigned failures = 0; /* it is known already that nothing can be written */
+    for (struct remember *old = head->remembered, *next; old; old = next) {
+        next = old->next;
+        if (strcmp(old->model.name, model->name) != 0)
+            continue;
+        old->superseded = true;
+        failures = old->failures > failures ? old->failures : failures;
+        if (!old->running)
+            remove_task(old);
+    }
+    struct remember *task = calloc(1, sizeof *task);
+    if (!task)
+        abort();
+    *task = (struct remember){.next = head->remembered, .head = head, .forget = forget, .failures = failures};
+    memcpy(task->model.name, model->name, sizeof task->model.name);
+    if (!forget) {
+        memcpy(task->model.path, model->path, sizeof task->model.path);
+        task->model.tp = model->plan->tp;
+        task->model.multiple_of = model->plan->multiple_of;
+        snprintf(task->model.strategy, sizeof task->model.strategy, "%s", plan_strategy_name(model->plan->strategy));
+        task->model.layout = LAYOUT_VERSION;
+        digest_hex(model->key, task->model.model_key);
+    }
+    head->remembered = task;
+    submit(task);
+}
+
+void remember_tick(struct head *head, uint64_t now)
+{
+    for (struct remember *task = head->remembered; task && !head->stopping; task = task->next)
+        if (!task->running && now >= task->again_ns)
+            submit(task);
+}
+
+void remember_free_all(struct head *head)
+{
+    while (head->remembered) {
+        struct remember *next = head->remembered->next;
+        free(head->remembered);
+        head->remembered = next;
+    }
+}
