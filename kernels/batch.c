@@ -80,11 +80,11 @@ static void add_segments(const struct batch *batch, uint32_t panel, uint32_t fir
         if (half_panel)
             gemm->decode_half_panel(batch->raw, at, segment.groups);
         else
-            gemm->decode(batch->raw, at, segment.groups, at + groups_bytes);
+            gemm->decode(batch->raw, at, segment.groups);
         if (segment.half)
             gemm->decode_half_group(batch->raw + (size_t)segment.groups * LAYOUT_GROUP_COLUMNS * LAYOUT_PANEL_ROWS, at + groups_bytes);
         gemm->multiply(batch->raw, segment.groups * LAYOUT_GROUP_COLUMNS + segment.half * LAYOUT_UNIT, scale, batch->tokens, batch->count,
-                       segment.column, acc);
+                       segment.column, acc, at + groups_bytes);
     }
 }
 

@@ -39,15 +39,15 @@ struct tiers_token {
 /* The parts of a batch of tokens; batch.c puts them together. A segment's columns are decoded to raw[column][32]: raw values of 32 rows in
  * an order of the tier's own; acc has the same order. raw, acc: 64-byte aligned. */
 struct tiers_gemm {
-    /* Whole groups; prefetches as many bytes from `next` on. */
-    void (*decode)(float *raw, const uint8_t *at, uint32_t groups, const uint8_t *next);
+    void (*decode)(float *raw, const uint8_t *at, uint32_t groups); /* whole groups */
     void (*decode_half_group)(float *raw, const uint8_t *at);
     /* 8 rows of gate and 8 of up, where their tiles have rows 0-7; the other 16 are zero. */
     void (*decode_half_panel)(float *raw, const uint8_t *at, uint32_t groups);
 
-    /* A segment of `columns` (a multiple of 8) columns, which begins with v[first]: acc[token][32] = fma(S, scale, acc). */
+    /* A segment of `columns` (a multiple of 8) columns, which begins with v[first]: acc[token][32] = fma(S, scale, acc).
+     * Prefetches about as many bytes as the segment has from `next` on. */
     void (*multiply)(const float *raw, uint32_t columns, const float *scale, const struct tiers_token *token, uint32_t count, size_t first,
-                     float *acc);
+                     float *acc, const uint8_t *next);
 
     /* The end of a panel: h into out[neuron ..], of 16 neurons or, of a half panel, 8; `rows` (1 .. 32) rows added to out[row ..], the
      * tokens in their order. */

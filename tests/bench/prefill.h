@@ -32,7 +32,8 @@ double prefill_peak(enum kernels_tier tier);
 
 /* prefill_report.c */
 void prefill_report_begin(const struct settings *settings);
-void prefill_report(const struct bench_case *what, const struct settings *settings, const char *variant, const struct prefill_result *result);
+void prefill_report(const struct bench_case *what, const struct settings *settings, const char *variant,
+                    const struct prefill_result *result);
 void prefill_report_end(const struct settings *settings);
 
 #endif
