@@ -7,6 +7,7 @@
 
 #include "proto/base/cleanup.h"
 #include "proto/client/core.h"
+#include "proto/client/session.h"
 
 #define READ_BYTES 65536
 
@@ -75,6 +76,8 @@ int fp9_connect(const char *path, struct fp9_conn **ret_conn, struct fp9_error *
 
 void fp9_close(struct fp9_conn *conn)
 {
+    if (conn)
+        session_orphan(conn);
     core_free(conn);
 }
 
@@ -166,108 +169,53 @@ static int exchange(struct fp9_conn *conn, struct err *err)
     return wait.revents & (POLLIN | POLLHUP | POLLERR) ? receive(conn, MSG_DONTWAIT, err) : 0;
 }
 
+int conn_socket(const struct fp9_conn *conn, struct err *err)
+{
+    return conn->fd >= 0 ? 0 : err_set(err, -ENOTCONN, ERR_BAD_REQUEST, "the connection has no socket");
+}
+
+void conn_until(struct fp9_conn *conn, uint64_t id)
+{
+    const struct core_call *call = core_find(conn, id);
+    while (call && !call->done && !conn->broken.code) {
+        struct err reason = {0};
+        if (exchange(conn, &reason) != 0)
+            core_break(conn, &reason); /* core_answer gives it to every call */
+    }
+}
+
 int conn_call(struct fp9_conn *conn, const char *method, json_t *params, json_t **ret_result, int *ret_fd, struct err *err)
 {
     uint64_t id = 0;
-    if (conn->fd < 0) {
+    int r = conn_socket(conn, err);
+    if (r) {
         json_decref(params);
-        return err_set(err, -ENOTCONN, ERR_BAD_REQUEST, "the connection has no socket");
+        return r;
     }
-    int r = core_request(conn, method, params, &id, err);
+    r = core_request(conn, method, params, &id, err);
     if (r)
         return r;
-    for (;;) {
-        r = core_answer(conn, id, ret_result, ret_fd, err);
-        if (r != -EAGAIN)
-            return r;
-        struct err reason = {0};
-        if (exchange(conn, &reason) != 0 && !conn->broken.code)
-            conn->broken = reason; /* core_answer gives it to every call */
-    }
+    conn_until(conn, id);
+    return core_answer(conn, id, ret_result, ret_fd, err);
 }
 
-static json_t *params_of(const char *text, struct err *err)
+int fp9_process(struct fp9_conn *conn, int timeout_ms, struct fp9_error *error)
 {
-    json_error_t json_error;
-    json_t *params = text ? json_loads(text, JSON_REJECT_DUPLICATES, &json_error) : json_object();
-    if (!params) {
-        err_set(err, -EINVAL, ERR_BAD_REQUEST, "params: %s", text ? json_error.text : "out of memory");
-        return NULL;
-    }
-    if (!json_is_object(params)) {
-        json_decref(params);
-        err_set(err, -EINVAL, ERR_BAD_REQUEST, "params are no JSON object");
-        return NULL;
-    }
-    return params;
-}
-
-static int text_of(json_t *result, char **ret_text, struct err *err)
-{
-    char *text = json_dumps(result, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(12));
-    json_decref(result);
-    if (!text)
-        return err_no_memory(err, "a result", 0);
-    *ret_text = text;
-    return 0;
-}
-
-int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char **ret_result, struct fp9_error *error)
-{
-    struct err err = {0};
-    json_t *object = params_of(params, &err), *result = NULL;
-    if (!object)
-        return conn_error(error, &err);
-    int r = conn_call(conn, method, object, &result, NULL, &err);
-    if (r == 0 && ret_result)
-        r = text_of(STEAL(result), ret_result, &err);
-    json_decref(result);
-    return r ? conn_error(error, &err) : 0;
-}
-
-struct fp9_conn *fp9_new(void)
-{
-    return core_new();
-}
-
-int fp9_request(struct fp9_conn *conn, const char *method, const char *params, uint64_t *ret_id, struct fp9_error *error)
-{
-    struct err err = {0};
-    json_t *object = params_of(params, &err);
-    if (!object || core_request(conn, method, object, ret_id, &err))
-        return conn_error(error, &err);
-    return 0;
-}
-
-const void *fp9_output(const struct fp9_conn *conn, size_t *ret_length)
-{
-    *ret_length = conn->out.length;
-    return conn->out.data;
-}
-
-void fp9_output_sent(struct fp9_conn *conn, size_t length)
-{
-    buf_consume(&conn->out, length);
-}
-
-int fp9_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct fp9_error *error)
-{
-    struct err err = {0};
-    return core_input(conn, data, length, fds, fd_count, &err) ? conn_error(error, &err) : 0;
-}
-
-int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_fd, struct fp9_error *error)
-{
-    struct err err = {0};
-    json_t *result = NULL;
-    int fd = -1, r = core_answer(conn, id, &result, &fd, &err);
-    if (r == -EAGAIN)
-        return r;
-    if (r == 0 && ret_result)
-        r = text_of(STEAL(result), ret_result, &err);
-    json_decref(result);
-    if (r == 0 && ret_fd)
-        *ret_fd = STEAL_FD(fd);
-    closep(&fd);
-    return r ? conn_error(error, &err) : 0;
+    struct err reason = {0};
+    if (conn_socket(conn, &reason))
+        return conn_error(error, &reason);
+    if (conn->broken.code)
+        return conn_error(error, &conn->broken);
+    int r = send_some(conn, &reason);
+    struct pollfd wait = {.fd = conn->fd, .events = conn->out.length ? POLLIN | POLLOUT : POLLIN};
+    if (r == 0 && poll(&wait, 1, timeout_ms) < 0 && errno != EINTR)
+        r = err_errno(&reason, "poll");
+    if (r == 0 && wait.revents & POLLOUT)
+        r = send_some(conn, &reason);
+    if (r == 0 && wait.revents & (POLLIN | POLLHUP | POLLERR))
+        r = receive(conn, MSG_DONTWAIT, &reason);
+    if (r == 0)
+        return 0;
+    core_break(conn, &reason);
+    return conn_error(error, &conn->broken);
 }

@@ -24,6 +24,7 @@ static void call_clear(struct core_call *call)
 {
     json_decref(call->result);
     json_decref(call->error);
+    free(call->opening);
     if (call->fd >= 0)
         close(call->fd);
     *call = (struct core_call){.fd = -1};
@@ -44,7 +45,7 @@ void core_free(struct fp9_conn *conn)
     free(conn);
 }
 
-static struct core_call *find_call(struct fp9_conn *conn, uint64_t id)
+struct core_call *core_find(struct fp9_conn *conn, uint64_t id)
 {
     for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++)
         if (conn->calls[i].id == id)
@@ -64,7 +65,7 @@ int core_request(struct fp9_conn *conn, const char *method, json_t *params, uint
         return err_no_memory(err, "a request", 0);
     int r = 0;
     size_t length = strlen(line);
-    struct core_call *call = find_call(conn, 0);
+    struct core_call *call = core_find(conn, 0);
     if (conn->broken.code) {
         err_copy(err, &conn->broken);
         r = conn->broken.code;
@@ -87,13 +88,22 @@ int core_request(struct fp9_conn *conn, const char *method, json_t *params, uint
     return 0;
 }
 
-static int breaks(struct fp9_conn *conn, struct err *err)
+int core_break(struct fp9_conn *conn, struct err *reason)
 {
-    err->name = ERR_INTERNAL;
-    if (err->code >= 0)
-        err->code = -EPROTO;
-    conn->broken = *err;
-    return err->code;
+    reason->name = ERR_INTERNAL;
+    if (reason->code >= 0)
+        reason->code = -EPROTO;
+    if (!conn->broken.code)
+        conn->broken = *reason;
+    return conn->broken.code;
+}
+
+void core_forget(struct fp9_conn *conn, struct core_call *call)
+{
+    if (call->done || conn->broken.code)
+        call_clear(call);
+    else
+        call->forgotten = true;
 }
 
 static int notify(struct fp9_conn *conn, const char *method, const json_t *params)
@@ -118,16 +128,19 @@ static int take_answer(struct fp9_conn *conn, json_t *message, struct err *err)
         rpc_error_from_json(error, err);
         return err_prefix(err, "fp9d refused a line");
     }
-    struct core_call *call = json_is_integer(id) && json_integer_value(id) > 0 ? find_call(conn, (uint64_t)json_integer_value(id)) : NULL;
+    struct core_call *call = json_is_integer(id) && json_integer_value(id) > 0 ? core_find(conn, (uint64_t)json_integer_value(id)) : NULL;
     if (!call || call->done)
         return err_set(err, -EPROTO, ERR_INTERNAL, "an answer to a call that does not wait for one");
     call->done = true;
+    call->serial = ++conn->last_serial;
     call->result = json_incref(result);
     call->error = json_incref(error);
     if (call->wants_fd && result && conn->fd_count) {
         call->fd = conn->fds[0];
         memmove(conn->fds, conn->fds + 1, --conn->fd_count * sizeof conn->fds[0]);
     }
+    if (call->forgotten)
+        call_clear(call);
     return 0;
 }
 
@@ -203,7 +216,7 @@ int core_input(struct fp9_conn *conn, const void *data, size_t length, const int
     keep_fds(conn, fds, fd_count);
     int r = take_bytes(conn, data, length, &reason);
     if (r) {
-        r = conn->broken.code ? r : breaks(conn, &reason);
+        r = core_break(conn, &reason);
         err_copy(err, &conn->broken);
     }
     if (!fd_wanted(conn)) {
@@ -216,8 +229,8 @@ int core_input(struct fp9_conn *conn, const void *data, size_t length, const int
 
 int core_answer(struct fp9_conn *conn, uint64_t id, json_t **ret_result, int *ret_fd, struct err *err)
 {
-    struct core_call *call = id ? find_call(conn, id) : NULL;
-    if (!call)
+    struct core_call *call = id ? core_find(conn, id) : NULL;
+    if (!call || call->forgotten)
         return err_set(err, -ENOENT, ERR_NO_SUCH, "no call %llu is waiting", (unsigned long long)id);
     if (!call->done && !conn->broken.code)
         return -EAGAIN;

@@ -21,14 +21,26 @@
  *     fp9_session_close(session, NULL);
  *     fp9_close(conn);
  *
- * proto/client/examples/decode.c is that as a program.
+ * proto/client/examples/decode.c is that as a program, async.c beside it keeps several steps under way in an event loop. The same calls in
+ * Python are the module fp9 (proto/client/python). The shared-memory step ring is not there yet: steps travel as JSON lines, their
+ * tensors in the arena.
+ *
+ * Two ways to call, which may be mixed on a connection:
+ *   waiting      fp9_call(), fp9_session_open(), fp9_decode(), fp9_prefill(), fp9_session_close() return with the answer.
+ *   not waiting  fp9_request(), fp9_session_request(), fp9_step_request() queue a call and give its id; bytes go out and come in when the
+ *                program says so, by fp9_process() on the connection's socket or by fp9_output() and fp9_input() on anything;
+ *                fp9_next_answer() tells which call was answered, fp9_answer(), fp9_session_answer() or fp9_step_answer() takes the answer.
  *
  * Results: functions that can fail give 0 or a negative errno and fill *error when they fail; `error` may be NULL. Outputs called ret_x
- * are written on success only.
+ * are written on success only. An error of one call (BAD_SHAPE, BUSY, DUCK_LOST, ...) leaves connection and sessions as they were. An error
+ * of the connection (name INTERNAL: closed by fp9d, or bytes that are no protocol) is final: all its calls fail with it, now and later.
+ *
+ * Ownership: texts given to the caller are freed with free(), everything else with the function that is named for it. What is passed in is
+ * not kept after the function returns, but for `y` of a step under way, and `userdata`.
  *
  * Threads: a connection with all its sessions belongs to one thread at a time; different connections are independent.
  * Signals: the library raises no SIGPIPE, installs no handler and continues calls that a signal interrupts.
- * I/O: the functions under "Without I/O" touch no file descriptor; all others say what they do. */
+ * I/O: functions that wait, fp9_process(), fp9_connect(), fp9_close() and the tensor files' do I/O; no other function does. */
 #ifndef FP9_H
 #define FP9_H
 
@@ -64,12 +76,12 @@ int fp9_adopt(int fd, struct fp9_conn **ret_conn, struct fp9_error *error);
 void fp9_close(struct fp9_conn *conn);
 int fp9_fd(const struct fp9_conn *conn); /* for poll(); -1 for fp9_new() */
 
-/* Calls a method and waits for its answer. `params` is the text of a JSON object or NULL for {}. *ret_result is the text of the result,
+/* Calls a method (fp9-control(7) has them all) and waits for its answer. `params` is the text of a JSON object or NULL for {}. *ret_result is the text of the result,
  * free() it; ret_result may be NULL. Memory files that come with the answer are closed: use fp9_session_open() for session.open. */
 int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char **ret_result, struct fp9_error *error);
 
-/* Called for each notification that arrives while any function of this library reads from the connection. `params` lives until it
- * returns. It must not call anything on this connection. */
+/* Called for each notification (job.progress, event) that arrives while any function of this library reads from the connection or takes
+ * its bytes. `params`, the text of a JSON object, lives until it returns. It must not call anything on this connection. */
 typedef void (*fp9_notification)(void *userdata, const char *method, const char *params);
 void fp9_on_notification(struct fp9_conn *conn, fp9_notification function, void *userdata);
 
@@ -89,14 +101,19 @@ struct fp9_session_options {
     enum fp9_dtype partials;     /* FP9_BF16, FP9_F32 or FP9_DEFAULT: what ranks send back */
     enum fp9_dtype output_dtype; /* FP9_BF16, FP9_F32 or FP9_DEFAULT (= FP9_BF16): type of y */
     bool one_shot;               /* a fresh kernel run for each step; slower, the fallback of the persistent judge */
+    bool batch;                  /* priority "batch": its steps let those of other sessions overtake them; else "interactive" */
 };
 
 /* Opens a session and maps its arena, memory that fp9d shares with this process. `options` is not kept. */
 int fp9_session_open(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, struct fp9_session **ret_session,
                      struct fp9_error *error);
-/* Tells fp9d, unmaps and frees. The memory is freed whatever is returned. NULL is allowed. */
+/* Unmaps, frees and tells fp9d. The memory is freed whatever is returned; the answers of its steps under way are dropped, fp9d stops them.
+ * NULL is allowed. */
 int fp9_session_close(struct fp9_session *session, struct fp9_error *error);
 
+uint64_t fp9_session_id(const struct fp9_session *session); /* fp9d's number of it, "session" in params */
+/* Memory shared with fp9d, which writes y there and copies the inputs from there when it takes the step; until the step's answer the
+ * inputs belong to fp9d, afterwards everything is the caller's again. */
 void *fp9_session_arena(struct fp9_session *session);
 size_t fp9_session_arena_size(const struct fp9_session *session); /* bytes */
 uint32_t fp9_session_hidden_size(const struct fp9_session *session);
@@ -112,7 +129,10 @@ struct fp9_places {
 };
 void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_places);
 
-/* One layer call. An input that is its place of fp9_session_places() is used where it is, any other is copied there. */
+/* One layer call. A tensor in the arena is used where it is: its offset must be a multiple of 64, it must end in the arena, and y may not
+ * overlap an input. Any other tensor is copied to or from its place of fp9_session_places(), so one step at a time may use the places:
+ * a second one is refused with BUSY until the first one's answer is taken. Steps whose tensors, y too, are all in the arena have no such
+ * limit; what they may not overlap is then the caller's care. */
 struct fp9_step {
     uint32_t layer;            /* index from 0 */
     uint32_t tokens;           /* at most max_tokens */
@@ -121,10 +141,11 @@ struct fp9_step {
     const int32_t *topk_ids;   /* [tokens][top_k]; -1: empty slot */
     const float *topk_weights; /* [tokens][top_k] */
     void *y;                   /* [tokens][hidden_size] in output_dtype; NULL: leave the output in its place in the arena */
+    uint32_t deadline_ms;      /* fail with DEADLINE when it takes longer; 0: none */
 };
 
 struct fp9_timing {
-    double job_time_us;    /* this call, as the caller sees it */
+    double job_time_us;    /* from the request to the taking of its answer, as the caller sees it */
     double judge_wait_us;  /* fp9d: first byte out to last result in */
     double duck_max_us;    /* longest kernel time over the ranks */
     double judge_gap_us;   /* judge_wait - duck_max */
@@ -163,25 +184,69 @@ int fp9_tensors_read(struct fp9_tensors *tensors, const char *name, enum fp9_dty
 /* Writes a file whole or not at all: into a temporary name beside it, then renamed. Tensors of FP9_BF16, FP9_F32, FP9_I32. */
 int fp9_tensors_write(const char *path, const struct fp9_tensor *tensors, size_t count, struct fp9_error *error);
 
-/* ---- Without I/O: for event loops ----
+/* ---- Not waiting ----
  *
- * fp9_request() queues; send what fp9_output() shows and say how much went out; give what arrives to fp9_input(); ask fp9_answer().
- * The functions above are these with a socket around them and may be mixed with them on a connection that has one. */
+ * Up to 64 calls of a connection may be under way, in any mixture. fp9d works on one step of a session at a time and refuses more with
+ * BUSY, so a program with several streams of tokens opens a session for each; steps of different sessions run at the same time.
+ * A step's answer is taken by fp9_step_answer(), a session's by fp9_session_answer(), any other by fp9_answer(). The loop is
+ *
+ *     fp9_step_request(a, FP9_DECODE, &step_a, &id_a, &error);
+ *     fp9_step_request(b, FP9_DECODE, &step_b, &id_b, &error);
+ *     for (;;) {
+ *         ... poll() fp9_fd(conn) for POLLIN, and for POLLOUT while fp9_output() has bytes, with whatever else the program waits for ...
+ *         if (fp9_process(conn, 0, &error) < 0)
+ *             return fail(error.message);
+ *         while ((id = fp9_next_answer(conn)) != 0)
+ *             if (id == id_a && fp9_step_answer(a, id, &timing, &error) == 0)
+ *                 ... the output of step_a is there: fill the next one, fp9_step_request() ...
+ *     }
+ *
+ * A program whose bytes go another way (a proxy, io_uring, a test) uses fp9_new(), fp9_output(), fp9_output_sent() and fp9_input() in
+ * place of fp9_connect() and fp9_process(). */
 
-/* A connection without a socket. NULL when out of memory. */
-struct fp9_conn *fp9_new(void);
+enum fp9_kind {
+    FP9_DECODE,
+    FP9_PREFILL,
+};
 
-/* Queues a call. *ret_id is for fp9_answer(). -EBUSY while 64 calls are unanswered. */
+/* Queues a call. *ret_id is for fp9_answer(). -EBUSY while 64 calls are unanswered or their answers were not taken. */
 int fp9_request(struct fp9_conn *conn, const char *method, const char *params, uint64_t *ret_id, struct fp9_error *error);
-/* Bytes to be sent, valid until the next call on `conn`; *ret_length 0: none. */
-const void *fp9_output(const struct fp9_conn *conn, size_t *ret_length);
-void fp9_output_sent(struct fp9_conn *conn, size_t length);
-/* Takes bytes that arrived, with the descriptors that arrived with them (theirs from now on). length 0 means end of file.
- * A failure is final for the connection: every call not answered yet fails with it. */
-int fp9_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct fp9_error *error);
 /* -EAGAIN (error untouched) while there is no answer; otherwise the call is over: result, or its error. *ret_fd: the descriptor that came
  * with the answer to a session.open, -1 for others; with ret_fd NULL it is closed. */
 int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_fd, struct fp9_error *error);
+
+/* fp9_session_open() in two halves. -EAGAIN (error untouched) while there is no answer. */
+int fp9_session_request(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, uint64_t *ret_id,
+                        struct fp9_error *error);
+int fp9_session_answer(struct fp9_conn *conn, uint64_t id, struct fp9_session **ret_session, struct fp9_error *error);
+/* fp9_session_close() that does not wait: frees and queues. With ret_id the answer (an empty object) is to be taken by fp9_answer(), with
+ * NULL it is dropped; *ret_id is 0 when the connection is closed already. */
+int fp9_session_close_request(struct fp9_session *session, uint64_t *ret_id, struct fp9_error *error);
+
+/* fp9_decode() and fp9_prefill() in two halves. The inputs are copied, or used where they are in the arena, `step` is not kept; an output
+ * outside the arena is written by fp9_step_answer(). -EAGAIN (error untouched) while there is no answer. */
+int fp9_step_request(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, uint64_t *ret_id,
+                     struct fp9_error *error);
+int fp9_step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing *ret_timing, struct fp9_error *error);
+
+/* The call that was answered first among those whose answers were not taken; 0: none. On a broken connection every call is answered. */
+uint64_t fp9_next_answer(const struct fp9_conn *conn);
+/* Drops a call's answer, now or when it comes. Nothing is cancelled at fp9d: see job.cancel, and fp9_session_close() for steps. Of a
+ * session.open only the arena is dropped; the session lives as long as the connection. An id that is not known is ignored. */
+void fp9_forget(struct fp9_conn *conn, uint64_t id);
+
+/* Sends what is queued as far as the socket takes it, waits up to timeout_ms (0: not at all, -1: without limit; less when a signal comes)
+ * for something to happen, and takes what has arrived. 0 also when nothing happened. A failure is final for the connection. */
+int fp9_process(struct fp9_conn *conn, int timeout_ms, struct fp9_error *error);
+
+/* A connection without a socket. NULL when out of memory. */
+struct fp9_conn *fp9_new(void);
+/* Bytes to be sent, valid until the next call on `conn`; *ret_length 0: none. */
+const void *fp9_output(const struct fp9_conn *conn, size_t *ret_length);
+void fp9_output_sent(struct fp9_conn *conn, size_t length);
+/* Takes bytes that arrived, cut anywhere, with the descriptors that arrived with them (theirs from now on). length 0 means end of file.
+ * A failure is final for the connection: every call not answered yet fails with it. */
+int fp9_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct fp9_error *error);
 
 #pragma GCC visibility pop
 

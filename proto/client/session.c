@@ -1,47 +1,60 @@
 #include <errno.h>
-#include <math.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/base/cleanup.h"
-#include "proto/base/clock.h"
 #include "proto/base/size.h"
-#include "proto/client/core.h"
+#include "proto/client/session.h"
 
-#define ALIGN 64u
 #define HIDDEN_MAX (1u << 20)
 #define TOP_K_MAX 4096u
 #define ARENA_MAX (UINT64_C(1) << 40)
-
-struct fp9_session {
-    struct fp9_conn *conn; /* borrowed */
-    uint64_t id;
-    uint32_t max_tokens, hidden_size, top_k_max;
-    enum fp9_dtype output_dtype;
-    uint8_t *arena; /* mapped */
-    size_t arena_bytes;
-    size_t ids_at, weights_at, y_at; /* offsets of the places; x is at 0 */
-};
 
 static const char *dtype_param(enum fp9_dtype dtype)
 {
     return dtype == FP9_BF16 ? "bf16" : "f32";
 }
 
-static size_t dtype_bytes(enum fp9_dtype dtype)
+size_t session_value_bytes(const struct fp9_session *session)
 {
-    return dtype == FP9_BF16 ? 2 : 4;
+    return session->output_dtype == FP9_BF16 ? 2 : 4;
+}
+
+/* Out of the connection's list; the answers of steps under way find nobody. */
+static void leave(struct fp9_session *session)
+{
+    struct fp9_conn *conn = session->conn;
+    if (!conn)
+        return;
+    for (struct fp9_session **at = &conn->sessions; *at; at = &(*at)->next) {
+        if (*at == session) {
+            *at = session->next;
+            break;
+        }
+    }
+    for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++)
+        if (conn->calls[i].id && conn->calls[i].step.session == session)
+            core_forget(conn, &conn->calls[i]);
+    session->conn = NULL;
 }
 
 static void session_free(struct fp9_session *session)
 {
+    leave(session);
     if (session->arena)
         munmap(session->arena, session->arena_bytes);
     free(session);
 }
 CLEANUP_DEFINE(struct fp9_session *, session_free);
+
+void session_orphan(struct fp9_conn *conn)
+{
+    while (conn->sessions)
+        leave(conn->sessions);
+}
 
 static json_t *open_params(const char *model, const struct fp9_session_options *options)
 {
@@ -54,6 +67,8 @@ static json_t *open_params(const char *model, const struct fp9_session_options *
         json_object_set_new(params, "output_dtype", json_string(dtype_param(options->output_dtype)));
     if (options->one_shot)
         json_object_set_new(params, "one_shot", json_true());
+    if (options->batch)
+        json_object_set_new(params, "priority", json_string("batch"));
     return params;
 }
 
@@ -72,10 +87,10 @@ static int read_count(const json_t *result, const char *key, uint64_t low, uint6
 static size_t lay_out(struct fp9_session *session)
 {
     uint64_t tokens = session->max_tokens;
-    session->ids_at = size_round_up(tokens * session->hidden_size * 2, ALIGN);
-    session->weights_at = session->ids_at + size_round_up(tokens * session->top_k_max * 4, ALIGN);
-    session->y_at = session->weights_at + size_round_up(tokens * session->top_k_max * 4, ALIGN);
-    return session->y_at + size_round_up(tokens * session->hidden_size * dtype_bytes(session->output_dtype), ALIGN);
+    session->ids_at = size_round_up(tokens * session->hidden_size * 2, SESSION_ALIGN);
+    session->weights_at = session->ids_at + size_round_up(tokens * session->top_k_max * 4, SESSION_ALIGN);
+    session->y_at = session->weights_at + size_round_up(tokens * session->top_k_max * 4, SESSION_ALIGN);
+    return session->y_at + size_round_up(tokens * session->hidden_size * session_value_bytes(session), SESSION_ALIGN);
 }
 
 static int map_arena(struct fp9_session *session, int fd, struct err *err)
@@ -85,10 +100,13 @@ static int map_arena(struct fp9_session *session, int fd, struct err *err)
         return err_set(err, -EPROTO, ERR_INTERNAL, "fp9d's answer came without the arena's descriptor (or this process has none left)");
     if (fstat(fd, &stat) < 0)
         return err_errno(err, "arena");
-    /* Pages past the file's end would raise SIGBUS. */
+    /* Pages past the file's end would raise SIGBUS, now or when it shrinks. */
     if (stat.st_size < 0 || (uint64_t)stat.st_size < session->arena_bytes)
         return err_set(err, -EPROTO, ERR_INTERNAL, "the arena has %lld bytes, fp9d announced %zu", (long long)stat.st_size,
                        session->arena_bytes);
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return err_set(err, -EPROTO, ERR_INTERNAL, "the arena is not sealed against shrinking");
     void *arena = mmap(NULL, session->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (arena == MAP_FAILED)
         return err_errno(err, "mapping an arena of %zu bytes", session->arena_bytes);
@@ -118,8 +136,8 @@ static int session_read(struct fp9_session *session, const json_t *result, int f
     return map_arena(session, fd, err);
 }
 
-static int session_open(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options,
-                        struct fp9_session **ret_session, struct err *err)
+static int session_request(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, uint64_t *ret_id,
+                           struct err *err)
 {
     if (options->max_tokens < 1 || options->max_tokens > 4096)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "max_tokens: %u is out of range; 1 to 4096 are right", options->max_tokens);
@@ -133,30 +151,97 @@ static int session_open(struct fp9_conn *conn, const char *model, const struct f
         json_decref(params);
         return err_no_memory(err, "a session", sizeof *session);
     }
-    session->conn = conn;
     session->max_tokens = options->max_tokens;
     session->output_dtype = options->output_dtype == FP9_F32 ? FP9_F32 : FP9_BF16;
+    uint64_t id = 0;
+    int r = core_request(conn, "session.open", params, &id, err);
+    if (r)
+        return r;
+    core_find(conn, id)->opening = STEAL(session);
+    *ret_id = id;
+    return 0;
+}
+
+static int close_request(struct fp9_conn *conn, uint64_t session, uint64_t *ret_id, struct err *err)
+{
+    return core_request(conn, "session.close", json_pack("{s:I}", "session", (json_int_t)session), ret_id, err);
+}
+
+static int session_answer(struct fp9_conn *conn, uint64_t id, struct fp9_session **ret_session, struct err *err)
+{
+    struct core_call *call = id ? core_find(conn, id) : NULL;
+    if (!call || !call->opening)
+        return err_set(err, -ENOENT, ERR_NO_SUCH, "no session.open %llu is waiting", (unsigned long long)id);
+    if (!call->done && !conn->broken.code)
+        return -EAGAIN;
+    _cleanup_(session_freep) struct fp9_session *session = STEAL(call->opening);
     json_t *result = NULL;
     _cleanup_(closep) int fd = -1;
-    int r = conn_call(conn, "session.open", params, &result, &fd, err);
+    int r = core_answer(conn, id, &result, &fd, err);
     if (r)
         return r;
     r = session_read(session, result, fd, err);
     json_decref(result);
     if (r) {
-        if (session->id)
-            conn_call(conn, "session.close", json_pack("{s:I}", "session", (json_int_t)session->id), NULL, NULL, NULL);
+        /* fp9d takes it for open. */
+        if (session->id && close_request(conn, session->id, &id, NULL) == 0)
+            core_forget(conn, core_find(conn, id));
         return r;
     }
+    session->conn = conn;
+    session->next = conn->sessions;
+    conn->sessions = session;
     *ret_session = STEAL(session);
     return 0;
+}
+
+int fp9_session_request(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, uint64_t *ret_id,
+                        struct fp9_error *error)
+{
+    struct err err = {0};
+    return session_request(conn, model, options, ret_id, &err) ? conn_error(error, &err) : 0;
+}
+
+int fp9_session_answer(struct fp9_conn *conn, uint64_t id, struct fp9_session **ret_session, struct fp9_error *error)
+{
+    struct err err = {0};
+    int r = session_answer(conn, id, ret_session, &err);
+    return r == 0 || r == -EAGAIN ? r : conn_error(error, &err);
 }
 
 int fp9_session_open(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, struct fp9_session **ret_session,
                      struct fp9_error *error)
 {
     struct err err = {0};
-    return session_open(conn, model, options, ret_session, &err) ? conn_error(error, &err) : 0;
+    uint64_t id;
+    int r = conn_socket(conn, &err);
+    if (r == 0)
+        r = session_request(conn, model, options, &id, &err);
+    if (r == 0) {
+        conn_until(conn, id);
+        r = session_answer(conn, id, ret_session, &err);
+        if (r)
+            fp9_process(conn, 0, NULL); /* sends what closes a session that could not be taken */
+    }
+    return r ? conn_error(error, &err) : 0;
+}
+
+int fp9_session_close_request(struct fp9_session *session, uint64_t *ret_id, struct fp9_error *error)
+{
+    if (!session)
+        return 0;
+    struct err err = {0};
+    struct fp9_conn *conn = session->conn;
+    uint64_t id = 0;
+    int r = conn ? close_request(conn, session->id, &id, &err) : 0;
+    session_free(session);
+    if (r)
+        return conn_error(error, &err);
+    if (ret_id)
+        *ret_id = id;
+    else if (conn)
+        core_forget(conn, core_find(conn, id));
+    return 0;
 }
 
 int fp9_session_close(struct fp9_session *session, struct fp9_error *error)
@@ -164,9 +249,16 @@ int fp9_session_close(struct fp9_session *session, struct fp9_error *error)
     if (!session)
         return 0;
     struct err err = {0};
-    int r = conn_call(session->conn, "session.close", json_pack("{s:I}", "session", (json_int_t)session->id), NULL, NULL, &err);
+    struct fp9_conn *conn = session->conn;
+    json_int_t id = (json_int_t)session->id;
     session_free(session);
+    int r = conn ? conn_call(conn, "session.close", json_pack("{s:I}", "session", id), NULL, NULL, &err) : 0;
     return r ? conn_error(error, &err) : 0;
+}
+
+uint64_t fp9_session_id(const struct fp9_session *session)
+{
+    return session->id;
 }
 
 void *fp9_session_arena(struct fp9_session *session)
@@ -202,102 +294,4 @@ void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_plac
         .topk_weights = (float *)(void *)(session->arena + session->weights_at),
         .y = session->arena + session->y_at,
     };
-}
-
-static int check_step(const struct fp9_session *session, const struct fp9_step *step, struct err *err)
-{
-    if (step->tokens > session->max_tokens)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "tokens: %u is out of range; the session takes at most %u", step->tokens,
-                       session->max_tokens);
-    if (!step->x)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "x is missing");
-    if (step->top_k > session->top_k_max)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "top_k: %u is out of range; the model takes 0 to %u", step->top_k, session->top_k_max);
-    if (step->top_k && (!step->topk_ids || !step->topk_weights))
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "top_k is %u, but %s is missing", step->top_k,
-                       step->topk_ids ? "topk_weights" : "topk_ids");
-    return 0;
-}
-
-static void place(void *to, const void *from, size_t bytes)
-{
-    if (to != from)
-        memcpy(to, from, bytes);
-}
-
-static json_t *step_params(const struct fp9_session *session, const struct fp9_step *step)
-{
-    json_int_t id = (json_int_t)session->id, y_at = (json_int_t)session->y_at;
-    json_t *params = json_pack("{s:I,s:I,s:I,s:{s:i,s:s},s:{s:I,s:s}}", "session", id, "layer", (json_int_t)step->layer, "tokens",
-                               (json_int_t)step->tokens, "x", "offset", 0, "dtype", "BF16", "y", "offset", y_at, "dtype",
-                               session->output_dtype == FP9_BF16 ? "BF16" : "F32");
-    if (params && step->top_k) {
-        json_object_set_new(params, "top_k", json_integer(step->top_k));
-        json_object_set_new(params, "topk_ids", json_pack("{s:I}", "offset", (json_int_t)session->ids_at));
-        json_object_set_new(params, "topk_weights", json_pack("{s:I}", "offset", (json_int_t)session->weights_at));
-    }
-    return params;
-}
-
-static double number_or_nan(const json_t *result, const char *key)
-{
-    const json_t *value = json_object_get(result, key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
-static uint64_t count_or_zero(const json_t *result, const char *key)
-{
-    json_int_t value = json_integer_value(json_object_get(result, key));
-    return value > 0 ? (uint64_t)value : 0;
-}
-
-static int step_run(struct fp9_session *session, const char *method, const struct fp9_step *step, struct fp9_timing *ret_timing,
-                    struct err *err)
-{
-    uint64_t begin = clock_now_ns();
-    struct fp9_places places;
-    fp9_session_places(session, &places);
-    int r = check_step(session, step, err);
-    if (r)
-        return r;
-    size_t values = (size_t)step->tokens * session->hidden_size;
-    place(places.x, step->x, values * sizeof *step->x);
-    if (step->top_k) {
-        place(places.topk_ids, step->topk_ids, (size_t)step->tokens * step->top_k * sizeof *step->topk_ids);
-        place(places.topk_weights, step->topk_weights, (size_t)step->tokens * step->top_k * sizeof *step->topk_weights);
-    }
-    json_t *params = step_params(session, step), *result = NULL;
-    if (!params)
-        return err_no_memory(err, "a step", 0);
-    r = conn_call(session->conn, method, params, &result, NULL, err);
-    if (r)
-        return r;
-    if (step->y)
-        place(step->y, places.y, values * dtype_bytes(session->output_dtype));
-    if (ret_timing)
-        *ret_timing = (struct fp9_timing){
-            .job_time_us = (double)(clock_now_ns() - begin) / 1000.0,
-            .judge_wait_us = number_or_nan(result, "judge_wait_us"),
-            .duck_max_us = number_or_nan(result, "duck_max_us"),
-            .judge_gap_us = number_or_nan(result, "judge_gap_us"),
-            .judge_ratio = number_or_nan(result, "judge_ratio"),
-            .params = count_or_zero(result, "params"),
-            .weight_bytes = count_or_zero(result, "weight_bytes"),
-            .tiles = count_or_zero(result, "tiles"),
-            .avg_tile_batch = number_or_nan(result, "avg_tile_batch"),
-        };
-    json_decref(result);
-    return 0;
-}
-
-int fp9_decode(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error)
-{
-    struct err err = {0};
-    return step_run(session, "decode", step, ret_timing, &err) ? conn_error(error, &err) : 0;
-}
-
-int fp9_prefill(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error)
-{
-    struct err err = {0};
-    return step_run(session, "prefill", step, ret_timing, &err) ? conn_error(error, &err) : 0;
 }

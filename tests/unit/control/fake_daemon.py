@@ -1,4 +1,5 @@
 """A small fp9d for fp9ctl's tests: answers what a test tells it to, with a real arena for sessions."""
+import fcntl
 import json
 import os
 import socket
@@ -67,8 +68,9 @@ class FakeDaemon:
         if method == "session.open":
             tokens = params["max_tokens"]
             size = align(tokens * HIDDEN * 2) + 2 * align(tokens * TOP_K_MAX * 4) + align(tokens * HIDDEN * 4)
-            fd = os.memfd_create("arena")
+            fd = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             number = len(arenas) + 1
             arenas[number] = np.memmap(os.fdopen(os.dup(fd), "r+b"), np.uint8, "r+", shape=(size,)), params
             return {"session": number, "arena_bytes": size, "hidden_size": HIDDEN, "top_k_max": TOP_K_MAX}, [fd]

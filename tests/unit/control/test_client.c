@@ -37,8 +37,9 @@ static int open_fds(void)
 
 static int arena_new(size_t size)
 {
-    int fd = memfd_create("arena", MFD_CLOEXEC);
+    int fd = memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(fd >= 0 && ftruncate(fd, (off_t)size) == 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     return fd;
 }
 

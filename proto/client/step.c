@@ -1,0 +1,209 @@
+/* decode and prefill: where a step's tensors are, the call, its timing. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "proto/base/clock.h"
+#include "proto/client/session.h"
+
+/* One tensor of a step: used where it is when that is in the arena, else copied between the caller's memory and its place. */
+struct tensor {
+    const char *name;
+    const void *data; /* the caller's; NULL for an output that stays in its place */
+    size_t bytes;
+    size_t place;  /* offset of its place of fp9_session_places() */
+    size_t at;     /* offset where fp9d finds it */
+    bool in_place; /* at == place, by our choice */
+};
+
+enum { X, IDS, WEIGHTS, Y, TENSORS };
+
+static int check_step(const struct fp9_session *session, const struct fp9_step *step, struct err *err)
+{
+    if (!session->conn)
+        return err_set(err, -ENOTCONN, ERR_BAD_REQUEST, "the session's connection was closed");
+    if (step->tokens > session->max_tokens)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "tokens: %u is out of range; the session takes at most %u", step->tokens,
+                       session->max_tokens);
+    if (!step->x)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "x is missing");
+    if (step->top_k > session->top_k_max)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "top_k: %u is out of range; the model takes 0 to %u", step->top_k, session->top_k_max);
+    if (step->top_k && (!step->topk_ids || !step->topk_weights))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "top_k is %u, but %s is missing", step->top_k,
+                       step->topk_ids ? "topk_weights" : "topk_ids");
+    return 0;
+}
+
+static int locate(const struct fp9_session *session, struct tensor *tensor, struct err *err)
+{
+    uintptr_t data = (uintptr_t)tensor->data, arena = (uintptr_t)session->arena;
+    tensor->in_place = data < arena || data - arena >= session->arena_bytes;
+    tensor->at = tensor->in_place ? tensor->place : data - arena;
+    if (tensor->in_place)
+        return 0;
+    if (tensor->at % SESSION_ALIGN)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s is at offset %zu of the arena; multiples of %u are right", tensor->name, tensor->at,
+                       SESSION_ALIGN);
+    if (tensor->bytes > session->arena_bytes - tensor->at)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %zu bytes at offset %zu end past the arena of %zu bytes", tensor->name,
+                       tensor->bytes, tensor->at, session->arena_bytes);
+    return 0;
+}
+
+static int locate_all(const struct fp9_session *session, const struct fp9_step *step, struct tensor tensors[TENSORS], struct err *err)
+{
+    size_t values = (size_t)step->tokens * session->hidden_size, slots = (size_t)step->tokens * step->top_k;
+    const void *ids = step->top_k ? step->topk_ids : NULL, *weights = step->top_k ? step->topk_weights : NULL;
+    tensors[X] = (struct tensor){"x", step->x, values * sizeof *step->x, 0, 0, false};
+    tensors[IDS] = (struct tensor){"topk_ids", ids, slots * sizeof *step->topk_ids, session->ids_at, 0, false};
+    tensors[WEIGHTS] = (struct tensor){"topk_weights", weights, slots * sizeof *step->topk_weights, session->weights_at, 0, false};
+    tensors[Y] = (struct tensor){"y", step->y, values * session_value_bytes(session), session->y_at, 0, false};
+    for (size_t i = 0; i < TENSORS; i++) {
+        int r = locate(session, &tensors[i], err);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* Two steps under way must not share the places. */
+static int check_places(const struct fp9_session *session, struct err *err)
+{
+    const struct fp9_conn *conn = session->conn;
+    for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++)
+        if (conn->calls[i].id && conn->calls[i].step.session == session && conn->calls[i].step.in_places)
+            return err_set(err, -EBUSY, ERR_BUSY, "the session's places are in use by a step whose answer was not taken yet");
+    return 0;
+}
+
+static json_t *step_params(const struct fp9_session *session, const struct fp9_step *step, const struct tensor tensors[TENSORS])
+{
+    json_t *params =
+        json_pack("{s:I,s:I,s:I,s:{s:I,s:s},s:{s:I,s:s}}", "session", (json_int_t)session->id, "layer", (json_int_t)step->layer, "tokens",
+                  (json_int_t)step->tokens, "x", "offset", (json_int_t)tensors[X].at, "dtype", "BF16", "y", "offset",
+                  (json_int_t)tensors[Y].at, "dtype", session->output_dtype == FP9_BF16 ? "BF16" : "F32");
+    if (params && step->top_k) {
+        json_object_set_new(params, "top_k", json_integer(step->top_k));
+        json_object_set_new(params, "topk_ids", json_pack("{s:I}", "offset", (json_int_t)tensors[IDS].at));
+        json_object_set_new(params, "topk_weights", json_pack("{s:I}", "offset", (json_int_t)tensors[WEIGHTS].at));
+    }
+    if (params && step->deadline_ms)
+        json_object_set_new(params, "deadline_ms", json_integer(step->deadline_ms));
+    return params;
+}
+
+static int step_request(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, uint64_t *ret_id, struct err *err)
+{
+    uint64_t begin = clock_now_ns();
+    struct tensor tensors[TENSORS];
+    bool in_places = false;
+    int r = check_step(session, step, err);
+    if (r == 0)
+        r = locate_all(session, step, tensors, err);
+    for (size_t i = 0; r == 0 && i < TENSORS; i++)
+        in_places = in_places || (tensors[i].in_place && tensors[i].bytes);
+    if (r == 0 && in_places)
+        r = check_places(session, err);
+    if (r)
+        return r;
+    for (size_t i = X; i < Y; i++)
+        if (tensors[i].in_place && tensors[i].bytes)
+            memcpy(session->arena + tensors[i].at, tensors[i].data, tensors[i].bytes);
+    json_t *params = step_params(session, step, tensors);
+    if (!params)
+        return err_no_memory(err, "a step", 0);
+    uint64_t id = 0;
+    r = core_request(session->conn, kind == FP9_PREFILL ? "prefill" : "decode", params, &id, err);
+    if (r)
+        return r;
+    core_find(session->conn, id)->step = (struct core_step){
+        .session = session,
+        .y = tensors[Y].in_place ? step->y : NULL,
+        .y_at = tensors[Y].at,
+        .y_bytes = tensors[Y].bytes,
+        .begin_ns = begin,
+        .in_places = in_places,
+    };
+    *ret_id = id;
+    return 0;
+}
+
+static double number_or_nan(const json_t *result, const char *key)
+{
+    const json_t *value = json_object_get(result, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static uint64_t count_or_zero(const json_t *result, const char *key)
+{
+    json_int_t value = json_integer_value(json_object_get(result, key));
+    return value > 0 ? (uint64_t)value : 0;
+}
+
+static int step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing *ret_timing, struct err *err)
+{
+    struct core_call *call = session->conn && id ? core_find(session->conn, id) : NULL;
+    if (!call || call->step.session != session)
+        return err_set(err, -ENOENT, ERR_NO_SUCH, "the session has no step %llu under way", (unsigned long long)id);
+    struct core_step step = call->step;
+    json_t *result = NULL;
+    int r = core_answer(session->conn, id, &result, NULL, err);
+    if (r)
+        return r;
+    if (step.y && step.y_bytes)
+        memcpy(step.y, session->arena + step.y_at, step.y_bytes);
+    if (ret_timing)
+        *ret_timing = (struct fp9_timing){
+            .job_time_us = (double)(clock_now_ns() - step.begin_ns) / 1000.0,
+            .judge_wait_us = number_or_nan(result, "judge_wait_us"),
+            .duck_max_us = number_or_nan(result, "duck_max_us"),
+            .judge_gap_us = number_or_nan(result, "judge_gap_us"),
+            .judge_ratio = number_or_nan(result, "judge_ratio"),
+            .params = count_or_zero(result, "params"),
+            .weight_bytes = count_or_zero(result, "weight_bytes"),
+            .tiles = count_or_zero(result, "tiles"),
+            .avg_tile_batch = number_or_nan(result, "avg_tile_batch"),
+        };
+    json_decref(result);
+    return 0;
+}
+
+int fp9_step_request(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, uint64_t *ret_id,
+                     struct fp9_error *error)
+{
+    struct err err = {0};
+    return step_request(session, kind, step, ret_id, &err) ? conn_error(error, &err) : 0;
+}
+
+int fp9_step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing *ret_timing, struct fp9_error *error)
+{
+    struct err err = {0};
+    int r = step_answer(session, id, ret_timing, &err);
+    return r == 0 || r == -EAGAIN ? r : conn_error(error, &err);
+}
+
+static int step_run(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, struct fp9_timing *ret_timing,
+                    struct fp9_error *error)
+{
+    struct err err = {0};
+    uint64_t id = 0;
+    int r = session->conn ? conn_socket(session->conn, &err) : 0;
+    if (r == 0)
+        r = step_request(session, kind, step, &id, &err);
+    if (r == 0) {
+        conn_until(session->conn, id);
+        r = step_answer(session, id, ret_timing, &err);
+    }
+    return r ? conn_error(error, &err) : 0;
+}
+
+int fp9_decode(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error)
+{
+    return step_run(session, FP9_DECODE, step, ret_timing, error);
+}
+
+int fp9_prefill(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error)
+{
+    return step_run(session, FP9_PREFILL, step, ret_timing, error);
+}
