@@ -1,22 +1,14 @@
-#include "kernels/phases.h"
-
 #include <string.h>
 
 #include "kernels/batch.h"
 #include "kernels/bits.h"
 #include "kernels/fpenv.h"
+#include "kernels/phases_parts.h"
 #include "kernels/tiers.h"
-#include "proto/base/size.h"
 
 #define FEW_TOKENS 4       /* whose x is normalised by member 0 at once: less than a phase would cost */
 #define VECTORS_A_PIECE 16 /* normalised between two looks at `pause` */
-#define MEMBER_LINE 128    /* cache lines are fetched in pairs */
-#define CLAIM_BYTES 32768  /* of a matrix, and */
-#define CLAIM_PANELS 2     /* panels at least, are taken at once */
 #define PREFETCH_BYTES 4096
-/* Vectors stand one line apart from a whole number of them: strides that are powers of two would put the same column of all tokens of a
- * tile into the same set of L1. */
-#define STRIDE_PAD 16
 
 enum step {
     STEP_SORT,
@@ -26,284 +18,9 @@ enum step {
     STEPS,
 };
 
-/* What a member has of gate and up (units) or of down (panels of output rows). It begins at the front, half of the rest at a time; members
- * that are through with their own take from it, too, so that a core which is slower than the others keeps nobody waiting. */
-struct phases_runs {
-    uint32_t begin, end;
-    _Atomic uint32_t taken; /* begin .. end */
-} __attribute__((aligned(MEMBER_LINE)));
-
-/* Where a member is in its share: its own, in cache lines of its own. */
-struct phases_member {
-    uint32_t phase; /* in which it is or was last, counted from 1 */
-    uint32_t vector, vector_end;
-    bool begun;                        /* sort: the pairs are sorted */
-    uint32_t left;                     /* gate and up: units that it has taken, from `at` on */
-    struct split_place at;             /* down: of the rows that it has taken */
-    uint32_t row_panel, row_panel_end; /* down: what it has taken */
-} __attribute__((aligned(MEMBER_LINE)));
-
-/* An expert that tokens of the chunk want. */
-struct phases_expert {
-    const struct layout_mlp *layout;
-    const uint8_t *bytes;
-    uint32_t first, count; /* of its pairs */
-    uint32_t h_stride;
-    float *h; /* of its first pair */
-};
-
-struct phases_pair {
-    uint32_t token; /* of the chunk */
-    float weight;
-    float h_undo; /* 2^(e - 15) of its h */
-};
-
 static uint32_t least(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
-}
-
-/* ---- sizes ------------------------------------------------------------------------------------- */
-
-static const struct layout_mlp *any_layout(const struct kernels_layer *layer)
-{
-    return layer->layout ? layer->layout : layer->shared_layout;
-}
-
-static uint32_t stride_of(const struct layout_matrix *matrix)
-{
-    return layout_vector_floats(matrix) + STRIDE_PAD;
-}
-
-static uint32_t x_stride(const struct kernels_layer *layer)
-{
-    return stride_of(&any_layout(layer)->gate_up);
-}
-
-static uint32_t h_stride(const struct layout_mlp *layout)
-{
-    return layout ? stride_of(&layout->down) : 0;
-}
-
-static uint32_t y_stride(const struct kernels_layer *layer)
-{
-    return (uint32_t)size_round_up(any_layout(layer)->hidden, LAYOUT_PANEL_ROWS) + STRIDE_PAD;
-}
-
-/* Slots of a token, the shared expert's and a dense layer's included. */
-static uint64_t slots_of(const struct kernels_layer *layer, uint32_t top_k)
-{
-    return (top_k ? top_k : 1) + (layer->shared_layout != NULL);
-}
-
-static uint64_t token_bytes(const struct kernels_layer *layer, uint32_t top_k)
-{
-    uint64_t floats = x_stride(layer) + y_stride(layer) + 1;
-
-    floats += (uint64_t)(top_k ? top_k : 1) * h_stride(layer->layout) + h_stride(layer->shared_layout);
-    return floats * sizeof(float) + slots_of(layer, top_k) * sizeof(struct phases_pair);
-}
-
-static uint32_t chunk_of(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k)
-{
-    uint64_t fit = PHASES_CHUNK_BYTES / token_bytes(layer, top_k);
-    uint32_t chunk = fit > PHASES_CHUNK ? PHASES_CHUNK : fit < KERNELS_TOKENS_SHARED ? KERNELS_TOKENS_SHARED : (uint32_t)fit;
-
-    return tokens < chunk ? tokens : chunk;
-}
-
-#define ARRAYS 11 /* in scratch, each from a multiple of LAYOUT_ALIGN on */
-
-static size_t tables_bytes(const struct kernels_layer *layer, uint32_t members)
-{
-    size_t expert = sizeof(uint32_t) + sizeof(struct phases_expert) + sizeof(struct split_work);
-
-    return (layer->expert_count + 1) * expert +
-           members * (sizeof(struct phases_member) + 2 * sizeof(struct phases_runs) + batch_scratch_bytes()) +
-           (members + 1) * sizeof(uint32_t) + ARRAYS * MEMBER_LINE;
-}
-
-/* Grows with each of its numbers, so that room for the largest is room for all. */
-size_t phases_scratch_bytes(const struct kernels_layer *layer, uint32_t tokens, uint32_t top_k, uint32_t members)
-{
-    uint64_t each = token_bytes(layer, top_k);
-    uint64_t want = (tokens < PHASES_CHUNK ? tokens : PHASES_CHUNK) * each;
-    uint64_t least = (tokens < KERNELS_TOKENS_SHARED ? tokens : KERNELS_TOKENS_SHARED) * each;
-
-    if (want > PHASES_CHUNK_BYTES)
-        want = PHASES_CHUNK_BYTES;
-    return (size_t)(want > least ? want : least) + tables_bytes(layer, members);
-}
-
-static void *carve(uint8_t **at, size_t bytes, size_t align)
-{
-    uint8_t *from = (uint8_t *)(((uintptr_t)*at + align - 1) / align * align);
-
-    *at = from + bytes;
-    return from;
-}
-
-static struct phases_room room_of(const struct phases *phases, void *scratch)
-{
-    const struct kernels_layer *layer = phases->job.layer;
-    uint32_t top_k = phases->job.top_k;
-    size_t n = phases->chunk, experts = layer->expert_count + 1;
-    size_t h_floats = n * ((size_t)(top_k ? top_k : 1) * h_stride(layer->layout) + h_stride(layer->shared_layout));
-    uint8_t *at = scratch;
-    struct phases_room room;
-
-    room.member = carve(&at, phases->members * sizeof(*room.member), MEMBER_LINE);
-    room.gate_up = carve(&at, phases->members * sizeof(*room.gate_up), MEMBER_LINE);
-    room.down = carve(&at, phases->members * sizeof(*room.down), MEMBER_LINE);
-    room.batch = carve(&at, phases->members * batch_scratch_bytes(), MEMBER_LINE);
-    room.x = carve(&at, n * x_stride(layer) * sizeof(float), LAYOUT_ALIGN);
-    room.h = carve(&at, h_floats * sizeof(float), LAYOUT_ALIGN);
-    room.y = carve(&at, n * y_stride(layer) * sizeof(float), LAYOUT_ALIGN);
-    room.x_undo = carve(&at, n * sizeof(float), LAYOUT_ALIGN);
-    room.pairs = carve(&at, n * slots_of(layer, top_k) * sizeof(*room.pairs), LAYOUT_ALIGN);
-    room.experts = carve(&at, experts * sizeof(*room.experts), LAYOUT_ALIGN);
-    room.work = carve(&at, experts * sizeof(*room.work), LAYOUT_ALIGN);
-    room.begins = carve(&at, (phases->members + 1 + experts) * sizeof(*room.begins), LAYOUT_ALIGN);
-    room.counts = room.begins + phases->members + 1;
-    return room;
-}
-
-/* ---- the sort ---------------------------------------------------------------------------------- */
-
-/* Tokens [first, first + count) of the job. */
-struct chunk {
-    uint32_t first, count;
-};
-
-static struct chunk chunk_at(const struct phases *phases, uint32_t index)
-{
-    uint32_t first = index * phases->chunk, left = phases->job.tokens - first;
-
-    return (struct chunk){first, left < phases->chunk ? left : phases->chunk};
-}
-
-static void add_expert(struct phases *phases, const struct layout_mlp *layout, const uint8_t *bytes, uint32_t count)
-{
-    struct phases_expert *expert = &phases->room.experts[phases->expert_count];
-    const struct phases_expert *last = phases->expert_count ? expert - 1 : NULL;
-
-    *expert = (struct phases_expert){
-        .layout = layout,
-        .bytes = bytes,
-        .first = phases->pair_count,
-        .count = count,
-        .h_stride = h_stride(layout),
-        .h = last ? last->h + (size_t)last->count * last->h_stride : phases->room.h,
-    };
-    phases->room.work[phases->expert_count++] = (struct split_work){.tokens = count, .panels = layout->neuron_panels};
-    phases->pair_count += count;
-}
-
-/* All tokens of the chunk with weight 1. */
-static void add_for_all(struct phases *phases, const struct layout_mlp *layout, const uint8_t *bytes, uint32_t tokens)
-{
-    struct phases_pair *pair = phases->room.pairs + phases->pair_count;
-
-    add_expert(phases, layout, bytes, tokens);
-    for (uint32_t t = 0; t < tokens; t++)
-        pair[t] = (struct phases_pair){.token = t, .weight = 1.0f};
-}
-
-/* Counting sort: ascending ids, equal ids by token and slot. */
-static void add_routed(struct phases *phases, struct chunk chunk)
-{
-    const struct kernels_layer *layer = phases->job.layer;
-    uint32_t top_k = phases->job.top_k, slots = chunk.count * top_k, *counts = phases->room.counts;
-    const int32_t *ids = phases->job.ids + (size_t)chunk.first * top_k;
-    const float *weights = phases->job.weights + (size_t)chunk.first * top_k;
-
-    memset(counts, 0, layer->expert_count * sizeof(*counts));
-    for (uint32_t i = 0; i < slots; i++)
-        if (ids[i] >= 0)
-            counts[ids[i]]++;
-    for (uint32_t e = 0; e < layer->expert_count; e++) {
-        uint32_t count = counts[e];
-
-        counts[e] = phases->pair_count; /* from now on: where its next pair goes */
-        if (count)
-            add_expert(phases, layer->layout, layer->experts + (size_t)e * layer->layout->expert_bytes, count);
-    }
-    for (uint32_t t = 0, i = 0; t < chunk.count; t++)
-        for (uint32_t k = 0; k < top_k; k++, i++)
-            if (ids[i] >= 0)
-                phases->room.pairs[counts[ids[i]]++] = (struct phases_pair){.token = t, .weight = weights[i]};
-}
-
-static uint64_t mlp_weights(const struct layout_mlp *layout)
-{
-    return UINT64_C(3) * layout->hidden * layout->neurons;
-}
-
-static uint64_t gate_up_panel_weights(const struct layout_mlp *layout)
-{
-    return (uint64_t)layout->hidden * LAYOUT_PANEL_ROWS;
-}
-
-/* What a decode of one token reads. */
-static uint64_t decode_weights(const struct phases_job *job)
-{
-    const struct kernels_layer *layer = job->layer;
-    uint64_t weights = layer->layout ? mlp_weights(layer->layout) * (job->dense || !job->top_k ? 1 : job->top_k) : 0;
-
-    return weights + (layer->shared_layout && !job->dense ? mlp_weights(layer->shared_layout) : 0);
-}
-
-/* Panels that are worth a claim: fewer bytes would make more of looking for work than of doing it. */
-static uint32_t claim_least(const struct layout_matrix *matrix)
-{
-    uint64_t panels = CLAIM_BYTES / (matrix->panel_bytes ? matrix->panel_bytes : 1);
-
-    return panels < CLAIM_PANELS ? CLAIM_PANELS : (uint32_t)panels;
-}
-
-/* Nobody works at either now: the sort is a phase of its own. */
-static void set_runs(struct phases *phases)
-{
-    const struct phases_room *room = &phases->room;
-    uint32_t members = phases->members, row_panels = any_layout(phases->job.layer)->down.panels;
-
-    split_runs(room->work, phases->expert_count, phases->tile, members, room->begins);
-    for (uint32_t m = 0; m < members; m++) {
-        room->gate_up[m].begin = room->begins[m];
-        room->gate_up[m].end = room->begins[m + 1];
-        room->down[m].begin = split_even(row_panels, members, m);
-        room->down[m].end = split_even(row_panels, members, m + 1);
-        atomic_store_explicit(&room->gate_up[m].taken, room->gate_up[m].begin, memory_order_relaxed);
-        atomic_store_explicit(&room->down[m].taken, room->down[m].begin, memory_order_relaxed);
-    }
-}
-
-static void sort_chunk(struct phases *phases, struct chunk chunk)
-{
-    const struct kernels_layer *layer = phases->job.layer;
-
-    phases->expert_count = phases->pair_count = 0;
-    if (phases->job.dense) {
-        add_for_all(phases, layer->layout, layer->experts, chunk.count);
-    } else {
-        if (phases->job.top_k && layer->layout)
-            add_routed(phases, chunk);
-        if (layer->shared_layout)
-            add_for_all(phases, layer->shared_layout, layer->shared, chunk.count);
-    }
-    phases->rows_least = phases->expert_count ? claim_least(&phases->room.experts->layout->down) : 1;
-    phases->tile =
-        split_tile(phases->room.work, phases->expert_count, phases->members, phases->budget, gate_up_panel_weights(any_layout(layer)));
-    set_runs(phases);
-    for (uint32_t i = 0; i < phases->expert_count; i++) {
-        const struct phases_expert *expert = &phases->room.experts[i];
-        uint32_t tiles = split_tiles(expert->count, phases->tile);
-
-        phases->cost.params += expert->count * mlp_weights(expert->layout);
-        phases->cost.weight_bytes += tiles * expert->layout->expert_bytes;
-        phases->cost.tiles += tiles;
-        phases->cost.tile_tokens += expert->count;
-    }
 }
 
 /* 2^(e - 15) undoes the 2^-111 of raw weights and the 2^(126 - e) of the vector. */
@@ -312,7 +29,7 @@ static float undo_power(int e)
     return bits_pow2(e - 15);
 }
 
-static void normalise_x(const struct phases *phases, struct chunk chunk, uint32_t begin, uint32_t end)
+static void normalise_x(const struct phases *phases, struct phases_chunk chunk, uint32_t begin, uint32_t end)
 {
     const struct kernels_layer *layer = phases->job.layer;
     uint32_t hidden = any_layout(layer)->hidden, floats = layout_vector_floats(&any_layout(layer)->gate_up);
@@ -333,12 +50,12 @@ static uint32_t next_vectors(struct phases_member *self)
     return self->vector;
 }
 
-static bool sort_piece(struct phases *phases, struct chunk chunk, uint32_t member, struct phases_member *self)
+static bool sort_piece(struct phases *phases, struct phases_chunk chunk, uint32_t member, struct phases_member *self)
 {
     uint32_t from = self->vector;
 
     if (member == 0 && chunk.first > 0 && !self->begun) {
-        sort_chunk(phases, chunk);
+        phases_sort(phases, chunk);
         self->begun = true;
         return true;
     }
@@ -484,7 +201,7 @@ static bool normalise_piece(const struct phases *phases, struct phases_member *s
 /* ---- down -------------------------------------------------------------------------------------- */
 
 /* Where the sum of a token of the chunk begins. */
-static float *sum_of(const struct phases *phases, struct chunk chunk, uint32_t token)
+static float *sum_of(const struct phases *phases, struct phases_chunk chunk, uint32_t token)
 {
     const struct kernels_layer *layer = phases->job.layer;
 
@@ -502,7 +219,7 @@ static void member_rows(const struct phases *phases, const struct phases_member 
     *ret_end = least(self->row_panel_end * LAYOUT_PANEL_ROWS, hidden);
 }
 
-static void rows_begin(const struct phases *phases, struct chunk chunk, const struct phases_member *self)
+static void rows_begin(const struct phases *phases, struct phases_chunk chunk, const struct phases_member *self)
 {
     uint32_t first, end;
 
@@ -511,7 +228,7 @@ static void rows_begin(const struct phases *phases, struct chunk chunk, const st
         memset(sum_of(phases, chunk, t) + first, 0, (end - first) * sizeof(float));
 }
 
-static void rows_finish(const struct phases *phases, struct chunk chunk, const struct phases_member *self)
+static void rows_finish(const struct phases *phases, struct phases_chunk chunk, const struct phases_member *self)
 {
     uint32_t hidden = any_layout(phases->job.layer)->hidden, first, end;
 
@@ -526,7 +243,7 @@ static void rows_finish(const struct phases *phases, struct chunk chunk, const s
     }
 }
 
-static void down_panels(const struct phases *phases, struct chunk chunk, const struct phases_member *self, uint32_t panels)
+static void down_panels(const struct phases *phases, struct phases_chunk chunk, const struct phases_member *self, uint32_t panels)
 {
     const struct split_place *at = &self->at;
     const struct phases_expert *expert = &phases->room.experts[at->work];
@@ -552,7 +269,7 @@ static void down_panels(const struct phases *phases, struct chunk chunk, const s
     batch_down(tiers_active(), &run, token, count, rows, batch_room(phases, self));
 }
 
-static bool down_piece(const struct phases *phases, struct chunk chunk, uint32_t member, struct phases_member *self)
+static bool down_piece(const struct phases *phases, struct phases_chunk chunk, uint32_t member, struct phases_member *self)
 {
     struct split_place *at = &self->at;
     const struct phases_expert *expert;
@@ -586,17 +303,17 @@ void phases_begin(struct phases *ret_phases, const struct phases_job *job, uint3
 
     if (job->dense)
         phases.job.top_k = 0;
-    phases.chunk = chunk_of(job->layer, job->tokens, phases.job.top_k);
+    phases.chunk = phases_room_chunk(job->layer, job->tokens, phases.job.top_k);
     phases.chunks = job->tokens ? (uint32_t)size_ceil_div(job->tokens, phases.chunk) : 0;
     if (job->tokens) {
-        struct chunk first = chunk_at(&phases, 0);
+        struct phases_chunk first = phases_chunk_at(&phases, 0);
 
         saved = fpenv_enter();
-        phases.room = room_of(&phases, scratch);
-        phases.budget = split_budget(decode_weights(job), members);
+        phases.room = phases_room_of(&phases, scratch);
+        phases.budget = split_budget(phases_decode_weights(job), members);
         phases.skip_first = job->tokens <= FEW_TOKENS;
         memset(phases.room.member, 0, members * sizeof(*phases.room.member));
-        sort_chunk(&phases, first);
+        phases_sort(&phases, first);
         if (phases.skip_first)
             normalise_x(&phases, first, 0, first.count);
         fpenv_leave(saved);
@@ -609,7 +326,8 @@ uint32_t phases_count(const struct phases *phases)
     return phases->chunks * STEPS - phases->skip_first;
 }
 
-static void member_begin(const struct phases *phases, struct phases_member *self, uint32_t member, enum step step, struct chunk chunk)
+static void member_begin(const struct phases *phases, struct phases_member *self, uint32_t member, enum step step,
+                         struct phases_chunk chunk)
 {
     uint32_t vectors = step == STEP_SORT ? chunk.count : phases->pair_count;
 
@@ -620,7 +338,7 @@ static void member_begin(const struct phases *phases, struct phases_member *self
     self->vector_end = split_even(vectors, phases->members, member + 1);
 }
 
-static bool piece(struct phases *phases, enum step step, struct chunk chunk, uint32_t member, struct phases_member *self)
+static bool piece(struct phases *phases, enum step step, struct phases_chunk chunk, uint32_t member, struct phases_member *self)
 {
     switch (step) {
     case STEP_SORT: return sort_piece(phases, chunk, member, self);
@@ -636,7 +354,7 @@ bool phases_run(struct phases *phases, uint32_t phase, uint32_t member, const _A
 {
     uint32_t index = phase + phases->skip_first;
     enum step step = (enum step)(index % STEPS);
-    struct chunk chunk = chunk_at(phases, index / STEPS);
+    struct phases_chunk chunk = phases_chunk_at(phases, index / STEPS);
     struct phases_member *self = &phases->room.member[member];
     fpenv_saved saved = fpenv_enter();
     bool more;
