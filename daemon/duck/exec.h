@@ -5,8 +5,8 @@
  * An interactive job goes first. When it is posted while the batch job runs, that one is paused within a tile of its kernels, and goes on
  * where it stopped once no interactive job waits. A one-shot job is not paused: it runs to its end in a process of its own.
  *
- * When a member of the team is lost, the job's result says so (-EIO) and exec_broken has the reason: no job runs any more, and nothing that a
- * job pointed to may be used again or freed, for a stalled member may still write there. The process is to end by _exit.
+ * When a member of the team is lost, the job's result says so (-EIO) and exec_broken has the reason: no job runs any more, and nothing that
+ * a job pointed to may be used again or freed, for a stalled member may still write there. The process is to end by _exit.
  *
  * Threads: everything here is called by the owner; exec_progress by anyone.
  */

@@ -20,8 +20,8 @@ struct judge_result {
     struct compute_cost cost;
 };
 
-/* Runs the job in a kernel process, by a team of its own after `setup`, and waits for it; job->layer is not looked at. A process that dies is -EIO INTERNAL naming the signal;
- * *cancel kills it (-ECANCELED). weights_fd must be inheritable. Any thread, one at a time. */
+/* Runs the job in a kernel process, by a team of its own after `setup`, and waits for it; job->layer is not looked at. A process that
+ * dies is -EIO INTERNAL naming the signal; *cancel kills it (-ECANCELED). weights_fd must be inheritable. Any thread, one at a time. */
 int judge_run(const struct compute_job *job, const struct judge_slot *slot, const struct team_setup *setup, int weights_fd,
               _Atomic uint64_t *progress, const _Atomic bool *cancel, struct judge_result *ret_result, struct err *err);
 

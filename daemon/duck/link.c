@@ -4,38 +4,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "daemon/duck/fill.h"
-#include "daemon/duck/session.h"
-#include "daemon/duck/steps.h"
-#include "daemon/duck/verify.h"
+#include "daemon/duck/link_state.h"
 #include "proto/base/log.h"
 #include "proto/wire/msg_hello.h"
-
-#define DROPS_WAITING_MAX 64
-
-struct link {
-    struct link_facts facts;
-    struct wbuf *wbuf; /* borrowed */
-    struct exec *exec; /* borrowed */
-    struct buf *out;   /* borrowed */
-    bool greeted;
-    bool counts; /* the head takes counted STEP_DONEs */
-    char peer[2 * WIRE_NAME_MAX + 8];
-    struct fills *fills; /* owned */
-    struct sessions sessions;
-    struct steps steps;
-    struct running {
-        struct step *step; /* posted to exec; owned */
-        uint32_t slot;
-        enum msg_dtype dtype;
-    } running[EXEC_PLACES];
-    /* DROPs whose memory a running step still reads. */
-    struct {
-        uint64_t request, freed;
-    } drops[DROPS_WAITING_MAX];
-    size_t drop_count;
-    struct verify *verify; /* owned; posted slots are pinned */
-};
 
 int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exec, struct buf *out, struct link **ret_link, struct err *err)
 {
@@ -87,17 +58,15 @@ const char *link_peer(const struct link *link)
     return link->peer;
 }
 
-/* An encoder's failure (out of memory) ends the link: an answer that is not sent would be waited for in vain. */
-static int sent(int r, struct err *err)
+int link_sent(int r, struct err *err)
 {
     return r < 0 ? err_set(err, r, ERR_NO_MEMORY, "link: no memory for an answer") : 0;
 }
 
-/* Answers a refused request; the link goes on. */
-static int fail(struct link *link, uint64_t request, const struct err *why, struct err *err)
+int link_fail(struct link *link, uint64_t request, const struct err *why, struct err *err)
 {
     log_debug("link", "request %" PRIu64 ": %s", request, why->message);
-    return sent(msg_fail_encode(link->out, request, why), err);
+    return link_sent(msg_fail_encode(link->out, request, why), err);
 }
 
 /* The peer broke the conversation: FAIL and the end of the link. */
@@ -141,7 +110,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
     snprintf(link->peer, sizeof link->peer, "%s of %s", hello.software, hello.host);
     log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
-    return sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
+    return link_sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
 }
 
 static int on_ping(struct link *link, const struct frame *frame, struct err *err)
@@ -151,7 +120,7 @@ static int on_ping(struct link *link, const struct frame *frame, struct err *err
     if (r < 0)
         return r;
     ping.progress = exec_progress(link->exec);
-    return sent(msg_ping_encode(link->out, WIRE_PONG, frame->request, &ping), err);
+    return link_sent(msg_ping_encode(link->out, WIRE_PONG, frame->request, &ping), err);
 }
 
 static int on_slots_get(struct link *link, const struct frame *frame, struct err *err)
@@ -161,12 +130,12 @@ static int on_slots_get(struct link *link, const struct frame *frame, struct err
         return r;
     _cleanup_(freep) struct msg_slot *slots = calloc(WBUF_SLOTS_MAX, sizeof *slots);
     if (!slots)
-        return sent(-ENOMEM, err);
+        return link_sent(-ENOMEM, err);
     size_t count = 0;
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++)
         if (wbuf_taken(link->wbuf, i))
             slots[count++] = wbuf_describe(link->wbuf, i);
-    return sent(msg_slots_encode(link->out, frame->request, slots, count), err);
+    return link_sent(msg_slots_encode(link->out, frame->request, slots, count), err);
 }
 
 /* ---- prepare ------------------------------------------------------------------------------------ */
@@ -179,7 +148,7 @@ static int on_prepare_begin(struct link *link, const struct frame *frame, struct
         return r;
     struct err why;
     r = fill_begin(link->fills, frame->request, &words, &why);
-    return r < 0 ? fail(link, frame->request, &why, err) : 0;
+    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
 }
 
 static int on_prepare_data(struct link *link, const struct frame *frame, struct err *err)
@@ -190,7 +159,7 @@ static int on_prepare_data(struct link *link, const struct frame *frame, struct 
         return r;
     struct err why;
     r = fill_data(link->fills, frame->request, &data, &why);
-    return r < 0 ? fail(link, frame->request, &why, err) : 0;
+    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
 }
 
 static int on_prepare_sources(struct link *link, const struct frame *frame, struct err *err)
@@ -201,7 +170,7 @@ static int on_prepare_sources(struct link *link, const struct frame *frame, stru
         return r;
     struct err why;
     r = fill_sources(link->fills, frame->request, sources, &why);
-    return r < 0 ? fail(link, frame->request, &why, err) : 0;
+    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
 }
 
 static int on_prepare_end(struct link *link, const struct frame *frame, struct err *err)
@@ -213,8 +182,8 @@ static int on_prepare_end(struct link *link, const struct frame *frame, struct e
     struct msg_slot slot;
     r = fill_end(link->fills, frame->request, &slot, &why);
     if (r < 0)
-        return fail(link, frame->request, &why, err);
-    return r > 0 ? sent(msg_slot_done_encode(link->out, frame->request, &slot), err) : 0;
+        return link_fail(link, frame->request, &why, err);
+    return r > 0 ? link_sent(msg_slot_done_encode(link->out, frame->request, &slot), err) : 0;
 }
 
 static int on_prepare_abort(struct link *link, const struct frame *frame, struct err *err)
@@ -236,7 +205,7 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
     if (link->drop_count == DROPS_WAITING_MAX) {
         struct err why;
         err_set(&why, -EBUSY, ERR_BUSY, "%d drops wait for a running step", DROPS_WAITING_MAX);
-        return fail(link, frame->request, &why, err);
+        return link_fail(link, frame->request, &why, err);
     }
     uint64_t requests[FILLS_MAX];
     size_t request_count;
@@ -244,7 +213,7 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
     for (size_t i = 0; i < request_count; i++) {
         struct err why;
         err_set(&why, -ECANCELED, ERR_CANCELLED, "prepare: the model was dropped");
-        r = fail(link, requests[i], &why, err);
+        r = link_fail(link, requests[i], &why, err);
         if (r < 0)
             return r;
     }
@@ -258,20 +227,19 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
             freed += wbuf_drop(link->wbuf, i);
     }
     if (wbuf_doomed(link->wbuf) == doomed)
-        return sent(msg_dropped_encode(link->out, frame->request, freed), err);
+        return link_sent(msg_dropped_encode(link->out, frame->request, freed), err);
     link->drops[link->drop_count].request = frame->request;
     link->drops[link->drop_count++].freed = freed;
     return 0;
 }
 
-/* When no running step reads dropped memory any more. */
-static int answer_drops(struct link *link, struct err *err)
+int link_answer_drops(struct link *link, struct err *err)
 {
     int r = 0;
     if (wbuf_doomed(link->wbuf))
         return 0;
     for (size_t i = 0; i < link->drop_count && r == 0; i++)
-        r = sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
+        r = link_sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
     link->drop_count = 0;
     return r;
 }
@@ -320,9 +288,9 @@ static int on_rekey(struct link *link, const struct frame *frame, struct err *er
     struct err why;
     uint32_t slot;
     if (rekey(link, &words, &slot, &why) < 0)
-        return fail(link, frame->request, &why, err);
+        return link_fail(link, frame->request, &why, err);
     const struct msg_slot done = wbuf_describe(link->wbuf, slot);
-    return sent(msg_slot_done_encode(link->out, frame->request, &done), err);
+    return link_sent(msg_slot_done_encode(link->out, frame->request, &done), err);
 }
 
 static int on_verify(struct link *link, const struct frame *frame, struct err *err)
@@ -334,12 +302,12 @@ static int on_verify(struct link *link, const struct frame *frame, struct err *e
     uint32_t slot = wbuf_find(link->wbuf, words.model_key, words.layer);
     const struct msg_verified absent = {.verdict = MSG_VERDICT_ABSENT, .expert = WBUF_PART_UNKNOWN};
     if (slot == WBUF_NONE)
-        return sent(msg_verified_encode(link->out, frame->request, &absent), err);
+        return link_sent(msg_verified_encode(link->out, frame->request, &absent), err);
     const struct wbuf_sums sums = wbuf_sums(link->wbuf, slot);
     struct err why;
     r = verify_post(link->verify, frame->request, slot, &words, &sums, &why);
     if (r < 0)
-        return fail(link, frame->request, &why, err);
+        return link_fail(link, frame->request, &why, err);
     wbuf_pin(link->wbuf, slot);
     return 0;
 }
@@ -362,216 +330,9 @@ int link_verify_event(struct link *link, struct err *err)
             wbuf_drop(link->wbuf, result.slot);
         }
         wbuf_unpin(link->wbuf, result.slot);
-        r = sent(msg_verified_encode(link->out, result.request, &result.found), err);
+        r = link_sent(msg_verified_encode(link->out, result.request, &result.found), err);
     }
-    return r == 0 ? answer_drops(link, err) : r;
-}
-
-/* ---- sessions and steps ------------------------------------------------------------------------- */
-
-static int on_session_open(struct link *link, const struct frame *frame, struct err *err)
-{
-    struct msg_session_open open;
-    int r = msg_session_open_decode(frame, &open, err);
-    if (r < 0)
-        return r;
-    struct err why;
-    struct session_needs needs;
-    r = session_open(&link->sessions, link->wbuf, &open, exec_members(link->exec), &needs, &why);
-    if (r < 0)
-        return fail(link, frame->request, &why, err);
-    struct session *session = session_find(&link->sessions, open.session);
-    r = steps_reserve(&link->steps, open.max_tokens, session->hidden, open.top_k_max, &why);
-    /* While a step runs its scratch cannot move; the first step of this session then makes it larger if it must. */
-    for (int i = 0; i < EXEC_PLACES && r == 0; i++)
-        if (!exec_busy(link->exec, (enum exec_place)i))
-            r = exec_reserve(link->exec, (enum exec_place)i, needs.scratch_bytes, &why);
-    if (r < 0) {
-        session_close(session);
-        return fail(link, frame->request, &why, err);
-    }
-    return sent(msg_session_encode(link->out, WIRE_SESSION_OPENED, frame->request, open.session), err);
-}
-
-static bool session_runs(const struct link *link, uint64_t id)
-{
-    for (int i = 0; i < EXEC_PLACES; i++)
-        if (link->running[i].step && link->running[i].step->words.session == id)
-            return true;
-    return false;
-}
-
-static int on_session_close(struct link *link, const struct frame *frame, struct err *err)
-{
-    uint64_t id;
-    int r = msg_session_decode(frame, &id, err);
-    if (r < 0)
-        return r;
-    struct session *session = session_find(&link->sessions, id);
-    if (!session || session->closing) {
-        struct err why;
-        err_set(&why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", id);
-        return fail(link, frame->request, &why, err);
-    }
-    if (session_runs(link, id)) {
-        session->closing = true;
-        session->close_request = frame->request;
-        return 0;
-    }
-    session_close(session);
-    return sent(msg_session_encode(link->out, WIRE_SESSION_CLOSED, frame->request, id), err);
-}
-
-/* Checks a step against what is true now and hands it to the kernel thread. */
-static int start(struct link *link, struct step *step, struct err *why)
-{
-    const struct session *session = session_find(&link->sessions, step->words.session);
-    if (!session || session->closing)
-        return err_set(why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", step->words.session);
-    uint32_t slot = wbuf_find(link->wbuf, session->open.model_key, step->words.layer);
-    if (slot == WBUF_NONE) {
-        char key[DIGEST_HEX_SIZE];
-        digest_hex(session->open.model_key, key);
-        err_set(why, -ESTALE, ERR_CACHE_STALE, "layer %u of model %.12s has no finished slot here", step->words.layer, key);
-        err_value_int(why, "layer", step->words.layer);
-        return why->code;
-    }
-    const struct geometry *geometry = wbuf_geometry(link->wbuf, slot);
-    int r = session_check_step(session, geometry, &step->words, why);
-    if (r < 0)
-        return err_prefix(why, "layer %u", step->words.layer);
-    struct exec_job job = {
-        .compute =
-            {
-                .layer = geometry_layer(geometry, wbuf_data(link->wbuf, slot)),
-                .kind = geometry->kind,
-                .tokens = step->words.tokens,
-                .top_k = step->words.top_k,
-                .hidden = step->words.hidden,
-                .dtype = session->open.partials,
-                .x = (const uint16_t *)(const void *)step->words.x,
-                .ids = (const int32_t *)(const void *)step->words.ids,
-                .weights = (const float *)(const void *)step->words.weights,
-                .partial = step->partial,
-            },
-        .one_shot = session->open.one_shot,
-    };
-    if (job.one_shot)
-        job.slot =
-            (struct judge_slot){.words = wbuf_words(link->wbuf, slot), .offset = wbuf_offset(link->wbuf, slot), .bytes = geometry->bytes};
-    enum exec_place place = step->batch ? EXEC_BATCH : EXEC_INTERACTIVE;
-    r = exec_reserve(link->exec, place,
-                     compute_scratch_bytes(&job.compute.layer, job.compute.tokens, job.compute.top_k, exec_members(link->exec)), why);
-    if (r < 0)
-        return r;
-    wbuf_pin(link->wbuf, slot);
-    link->running[place] = (struct running){
-        .step = step,
-        .slot = slot,
-        .dtype = session->open.partials,
-    };
-    exec_post(link->exec, place, &job);
-    return 0;
-}
-
-/* Fills the kernel thread's empty places. */
-static int start_next(struct link *link, struct err *err)
-{
-    for (int batch = 0; batch < 2; batch++) {
-        struct step *step;
-        while (!exec_busy(link->exec, batch ? EXEC_BATCH : EXEC_INTERACTIVE) && (step = steps_pop(&link->steps, batch))) {
-            struct err why;
-            int r = start(link, step, &why);
-            if (r == 0)
-                break;
-            r = fail(link, step->request, &why, err);
-            steps_done(&link->steps, step);
-            if (r < 0)
-                return r;
-        }
-    }
-    return 0;
-}
-
-static int on_step(struct link *link, const struct frame *frame, struct err *err)
-{
-    struct msg_step step;
-    int r = msg_step_decode(frame, &step, err);
-    if (r < 0)
-        return r;
-    struct err why;
-    const struct session *session = session_find(&link->sessions, step.session);
-    if (!session)
-        r = err_set(&why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", step.session);
-    else if (step.tokens > session->open.max_tokens)
-        r = err_set(&why, -EINVAL, ERR_BAD_SHAPE, "layer %u: %u tokens, the session was opened for %u", step.layer, step.tokens,
-                    session->open.max_tokens);
-    else
-        r = steps_push(&link->steps, frame->request, &step, &why);
-    if (r < 0)
-        return fail(link, frame->request, &why, err);
-    return start_next(link, err);
-}
-
-static int answer_step(struct link *link, const struct running *run, const struct exec_result *result, struct err *err)
-{
-    const struct step *step = run->step;
-    if (result->code < 0) {
-        struct err why = result->err;
-        err_prefix(&why, "layer %u", step->words.layer);
-        return fail(link, step->request, &why, err);
-    }
-    struct msg_step_done done = {
-        .duck_time_ns = result->duck_time_ns,
-        .params = result->cost.params,
-        .weight_bytes = result->cost.weight_bytes,
-        .dtype = run->dtype,
-        .tokens = step->words.tokens,
-        .hidden = step->words.hidden,
-        .counted = link->counts,
-        .mode = (uint8_t)result->cost.mode,
-        .tiles = result->cost.tiles,
-        .tile_tokens = result->cost.tile_tokens,
-    };
-    uint8_t *partial;
-    int r = msg_step_done_encode(link->out, step->request, &done, &partial);
-    if (r < 0)
-        return sent(r, err);
-    size_t bytes = (size_t)done.tokens * done.hidden * (done.dtype == MSG_F32 ? 4 : 2);
-    if (bytes)
-        memcpy(partial, step->partial, bytes);
-    return 0;
-}
-
-/* A step is through: its answer, and those that waited for it. */
-static int finish(struct link *link, struct running *run, const struct exec_result *result, struct err *err)
-{
-    int r = answer_step(link, run, result, err);
-    uint64_t id = run->step->words.session;
-    wbuf_unpin(link->wbuf, run->slot);
-    steps_done(&link->steps, run->step);
-    *run = (struct running){0};
-    if (r == 0)
-        r = answer_drops(link, err);
-    struct session *session = session_find(&link->sessions, id);
-    if (r == 0 && session && session->closing && !session_runs(link, id)) {
-        r = sent(msg_session_encode(link->out, WIRE_SESSION_CLOSED, session->close_request, id), err);
-        session_close(session);
-    }
-    return r;
-}
-
-int link_exec_event(struct link *link, struct err *err)
-{
-    struct exec_result result;
-    enum exec_place place;
-    int r = 0;
-    while (r == 0 && exec_take(link->exec, &place, &result)) {
-        if (exec_broken(link->exec)) /* its memory stays as it is, see exec.h */
-            return answer_step(link, &link->running[place], &result, err);
-        r = finish(link, &link->running[place], &result, err);
-    }
-    return r == 0 ? start_next(link, err) : r;
+    return r == 0 ? link_answer_drops(link, err) : r;
 }
 
 /* ---- dispatch ----------------------------------------------------------------------------------- */
@@ -592,9 +353,9 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_PREPARE_END: return on_prepare_end(link, frame, err);
     case WIRE_PREPARE_ABORT: return on_prepare_abort(link, frame, err);
     case WIRE_DROP: return on_drop(link, frame, err);
-    case WIRE_SESSION_OPEN: return on_session_open(link, frame, err);
-    case WIRE_SESSION_CLOSE: return on_session_close(link, frame, err);
-    case WIRE_STEP: return on_step(link, frame, err);
+    case WIRE_SESSION_OPEN: return link_step_session_open(link, frame, err);
+    case WIRE_SESSION_CLOSE: return link_step_session_close(link, frame, err);
+    case WIRE_STEP: return link_step_take(link, frame, err);
     case WIRE_FAIL: {
         struct err peer;
         int r = msg_fail_decode(frame, &peer, err);

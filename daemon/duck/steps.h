@@ -1,5 +1,5 @@
-/* Steps that wait for the kernel thread, in order of their kind, with memory that is used again: a step copies its frame's tensors, because the frame's
- * bytes go when the next one is read. One thread. */
+/* Steps that wait for the kernel thread, those of a kind in order, with memory that is used again: a step copies its frame's tensors,
+ * because the frame's bytes go when the next one is read. One thread. */
 #ifndef FP9_DUCK_STEPS_H
 #define FP9_DUCK_STEPS_H
 

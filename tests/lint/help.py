@@ -9,7 +9,8 @@ import tree
 # program -> (folder that has its sources, options and words its usage must name)
 PROGRAMS = {
     "fp9d": ("daemon/head", ["--config", "--socket", "--state-dir", "--local-ducks", "--check-config", "--version", "--help"]),
-    "fp9-duck": ("daemon/duck", ["--config", "--listen", "--key-file", "--memory", "--cores", "--members", "--check-config", "--version", "--help"]),
+    "fp9-duck": ("daemon/duck", ["--config", "--listen", "--key-file", "--memory", "--cores", "--members", "--check-config", "--version",
+                                 "--help"]),
     "fp9ctl": ("ctl", ["--socket", "--json", "--version", "--help", "status", "duck", "plan", "load", "unload", "model", "cache",
                        "invalidate-cache", "prepare", "decode", "prefill", "bench", "job"]),
     "fp9-mkckpt": ("tests/tools", ["--like", "--layers", "--experts", "--seed", "--out", "--help"]),

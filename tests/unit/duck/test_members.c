@@ -16,7 +16,7 @@
 #include "tests/unit/duck/process.h"
 
 #define SEED 4711
-#define TOKENS_MAX 4096
+#define TOKENS_MAX 2048
 
 static int weights(void)
 {

@@ -311,7 +311,8 @@ static void test_dump(void **state)
         assert_memory_equal(text, frame_type_name(frame.type), strlen(frame_type_name(frame.type)));
     }
     struct frame frame = sample(f, 18);
-    assert_string_equal(wire_dump(&frame, text, sizeof text), "STEP #118 92 bytes: session 9 layer 2 tokens 3 top_k 1 hidden 5 prefill batch");
+    assert_string_equal(wire_dump(&frame, text, sizeof text),
+                        "STEP #118 92 bytes: session 9 layer 2 tokens 3 top_k 1 hidden 5 prefill batch");
     frame.length--;
     assert_non_null(strstr(wire_dump(&frame, text, sizeof text), "BAD STEP frame"));
 }

@@ -1,0 +1,49 @@
+/* What the files of a link share: its state, and how it answers. For link.c and link_step.c alone. */
+#ifndef FP9_DUCK_LINK_STATE_H
+#define FP9_DUCK_LINK_STATE_H
+
+#include "daemon/duck/fill.h"
+#include "daemon/duck/link.h"
+#include "daemon/duck/session.h"
+#include "daemon/duck/steps.h"
+#include "daemon/duck/verify.h"
+
+#define DROPS_WAITING_MAX 64
+
+struct link {
+    struct link_facts facts;
+    struct wbuf *wbuf; /* borrowed */
+    struct exec *exec; /* borrowed */
+    struct buf *out;   /* borrowed */
+    bool greeted;
+    bool counts; /* the head takes counted STEP_DONEs */
+    char peer[2 * WIRE_NAME_MAX + 8];
+    struct fills *fills; /* owned */
+    struct sessions sessions;
+    struct steps steps;
+    struct running {
+        struct step *step; /* posted to exec; owned */
+        uint32_t slot;
+        enum msg_dtype dtype;
+    } running[EXEC_PLACES];
+    /* DROPs whose memory a running step still reads. */
+    struct {
+        uint64_t request, freed;
+    } drops[DROPS_WAITING_MAX];
+    size_t drop_count;
+    struct verify *verify; /* owned; posted slots are pinned */
+};
+
+/* What an encoder returned. Its failure (out of memory) ends the link: an answer that is not sent would be waited for in vain. */
+int link_sent(int r, struct err *err);
+/* Answers a refused request; the link goes on. */
+int link_fail(struct link *link, uint64_t request, const struct err *why, struct err *err);
+/* When no running step reads dropped memory any more. */
+int link_answer_drops(struct link *link, struct err *err);
+
+/* link_step.c: frames of sessions and steps, as link_frame has them. */
+int link_step_session_open(struct link *link, const struct frame *frame, struct err *err);
+int link_step_session_close(struct link *link, const struct frame *frame, struct err *err);
+int link_step_take(struct link *link, const struct frame *frame, struct err *err);
+
+#endif
