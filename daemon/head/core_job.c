@@ -60,6 +60,16 @@ int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t mod
     return 0;
 }
 
+/* A notice that is queued already would show the end before what came with it: it becomes one of no job, and another follows. */
+static void recall_notices(struct core *core, uint64_t id)
+{
+    for (size_t i = 0; i < core->action_count; i++) {
+        struct core_action *action = &core->actions[(core->action_first + i) % core->action_capacity];
+        if (action->type == CORE_ACT_JOB_CHANGED && action->id == id)
+            action->id = 0;
+    }
+}
+
 /* Several changes before the next look are one notice. */
 void core_job_changed(struct core *core, uint64_t id)
 {
@@ -124,6 +134,7 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
         core->models[job->model].job = 0;
     if (job->streaming)
         core_push(core, CORE_ACT_STREAM_CANCEL, CORE_NONE, job->id);
+    recall_notices(core, job->id);
     core_job_changed(core, job->id);
     core_job_start_queued(core); /* those that waited for it */
 }

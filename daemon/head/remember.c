@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/head/db.h"
+#include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 
@@ -44,16 +45,28 @@ static void remove_task(struct remember *task)
     free(task);
 }
 
+static void tell_waiters(struct head *head, const char *name)
+{
+    for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
+        const struct core_job *job = &head->core->jobs[i];
+        if (job->used && job->state == CORE_JOB_DONE && strcmp(job->model_name, name) == 0)
+            waiters_job_changed(head, job);
+    }
+}
+
 static void done(void *user)
 {
     struct remember *task = user;
+    struct head *head = task->head;
+    char name[sizeof task->model.name];
+    memcpy(name, task->model.name, sizeof name);
     task->running = false;
-    if (task->result == 0 || task->superseded) {
-        remove_task(task);
-        return;
-    }
     task->failures++;
     task->again_ns = clock_now_ns() + REMEMBER_AGAIN;
+    if (task->result == 0 || task->superseded)
+        remove_task(task);
+    if (!remember_pending(head, name))
+        tell_waiters(head, name);
 }
 
 static void submit(struct remember *task)
@@ -89,6 +102,14 @@ void remember_model(struct head *head, const struct core_model *model, bool forg
     }
     head->remembered = task;
     submit(task);
+}
+
+bool remember_pending(const struct head *head, const char *model)
+{
+    for (const struct remember *task = head->remembered; task; task = task->next)
+        if (task->running && !task->failures && strcmp(task->model.name, model) == 0)
+            return true;
+    return false;
 }
 
 void remember_tick(struct head *head, uint64_t now)

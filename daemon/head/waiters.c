@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/remember.h"
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 
@@ -118,6 +119,8 @@ void waiters_job_changed(struct head *head, const struct core_job *job)
 {
     uint64_t now = clock_now_ns();
     bool over = core_job_over(job);
+    if (job->state == CORE_JOB_DONE && remember_pending(head, job->model_name))
+        return; /* again when it is written down */
     for (struct waiter **at = &head->waiters->first; *at;) {
         struct waiter *waiter = *at;
         bool watches = waiter->kind == WAITERS_WATCH;

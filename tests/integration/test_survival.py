@@ -588,3 +588,16 @@ def test_state_directory_is_full(build, tmp_path, small_disk, model):
         if daemon.process:
             daemon.process.kill()
         manager.close()
+
+
+def test_what_was_told_is_remembered(make_daemon, model):
+    """kill -9 in the moment after the answer: the model is registered."""
+    daemon = make_daemon(ducks=1)
+    for number in range(5):
+        with Rpc(daemon.socket) as rpc:
+            load(rpc, model, name=f"model{number}", tp=1)
+            daemon.kill()
+        daemon.start()
+        with Rpc(daemon.socket) as rpc:
+            names = {m["name"] for m in rpc.call("model.list")["models"]}
+            assert names == {f"model{i}" for i in range(number + 1)}
