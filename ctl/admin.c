@@ -109,6 +109,39 @@ enum ctl_exit admin_prepare(struct ctl *ctl, const struct parse_args *args)
     return run_job(ctl, "prepare", args);
 }
 
+/* A slot that is bad is a result of the command, not a failure of it. */
+enum ctl_exit admin_verify(struct ctl *ctl, const struct parse_args *args)
+{
+    static const struct table_column columns[] = {{"duck", "DUCK", TABLE_TEXT},     {"model", "MODEL", TABLE_TEXT},
+                                                  {"model_key", "KEY", TABLE_KEY},  {"layer", "LAYER", TABLE_COUNT},
+                                                  {"expert", "EXPERT", TABLE_TEXT}, {"reason", "REASON", TABLE_TEXT}};
+    json_t *params = parse_params(args), *result;
+    if (!params)
+        return bad_params(ctl);
+    enum ctl_exit r = ctl_connect(ctl);
+    if (r) {
+        json_decref(params);
+        return r;
+    }
+    struct progress progress;
+    progress_start(&progress, ctl->conn, ctl->json);
+    r = ctl_call(ctl, "cache.verify", params, &result);
+    progress_stop(&progress, ctl->conn);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result)) {
+        const json_t *unreached = json_object_get(result, "unreached");
+        printf("%lld slots checked, %zu bad\n", (long long)json_integer_value(json_object_get(result, "checked")),
+               json_array_size(json_object_get(result, "bad")));
+        if (json_array_size(json_object_get(result, "bad")))
+            table_print(json_object_get(result, "bad"), columns, COUNT(columns), "", ctl->color);
+        for (size_t i = 0; i < json_array_size(unreached); i++)
+            printf("%s: not reached\n", json_string_value(json_array_get(unreached, i)));
+    }
+    json_decref(result);
+    return CTL_DONE;
+}
+
 enum ctl_exit admin_invalidate(struct ctl *ctl, const struct parse_args *args)
 {
     return run_job(ctl, "cache.invalidate", args);

@@ -21,6 +21,7 @@ enum ctl_exit admin_plan(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit admin_load(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit admin_unload(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit admin_prepare(struct ctl *ctl, const struct parse_args *args);
+enum ctl_exit admin_verify(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit admin_invalidate(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit admin_job_wait(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit admin_job_cancel(struct ctl *ctl, const struct parse_args *args);

@@ -8,7 +8,7 @@ static void usage_of(FILE *to, const struct tree_command *command)
 {
     fprintf(to, "%s", command->name);
     for (size_t i = 0; i < TREE_ARGS_MAX && command->args[i].name; i++)
-        fprintf(to, " %s", command->args[i].name);
+        fprintf(to, command->args[i].optional ? " [%s]" : " %s", command->args[i].name);
     for (size_t i = 0; i < command->option_count; i++) {
         const struct tree_option *option = &command->options[i];
         fprintf(to, option->required ? " %s%s%s" : " [%s%s%s]", option->name, option->value ? " " : "", option->value ? option->value : "");

@@ -160,7 +160,7 @@ static bool take_args(const struct given *given, size_t used, struct parse_args 
         const struct tree_arg *arg = &command->args[i];
         long long value;
         if (used == given->word_count)
-            return args->help ? true : wrong(message, "%s needs %s", command->name, arg->name);
+            return args->help || arg->optional ? true : wrong(message, "%s needs %s", command->name, arg->name);
         if (!*given->words[used])
             return wrong(message, "%s: %s is empty", command->name, arg->name);
         if (arg->type == TREE_INT && !number_parse(given->words[used], arg->low, arg->high, &value))
@@ -224,7 +224,7 @@ json_t *parse_params(const struct parse_args *args)
     json_t *params = json_object();
     bool good = params != NULL;
     for (size_t i = 0; good && i < TREE_ARGS_MAX && command->args[i].name; i++)
-        if (command->args[i].param)
+        if (command->args[i].param && args->args[i])
             good = json_object_set_new(params, command->args[i].param, value_of(command->args[i].type, args->args[i])) == 0;
     for (size_t i = 0; good && i < command->option_count; i++)
         if (command->options[i].param && args->options[i])

@@ -79,6 +79,19 @@ static void print_reasons(const json_t *rows, const char *key)
     }
 }
 
+/* And what their last load found in the cache. */
+static void print_loads(const json_t *models)
+{
+    size_t i;
+    const json_t *row;
+    json_array_foreach(models, i, row)
+    {
+        const char *cache = json_string_value(json_object_get(row, "cache")), *reason = json_string_value(json_object_get(row, "reason"));
+        if (cache && cache[0] && reason && reason[0])
+            printf("%s: cache %s: %s\n", json_string_value(json_object_get(row, "name")), cache, reason);
+    }
+}
+
 enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
 {
     (void)args;
@@ -98,6 +111,7 @@ enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
         table_print(json_object_get(result, "models"), model_columns, COUNT(model_columns), "no models", ctl->color);
         print_reasons(json_object_get(result, "ducks"), "reason");
         print_reasons(json_object_get(result, "models"), "error");
+        print_loads(json_object_get(result, "models"));
     }
     json_decref(result);
     return CTL_DONE;
@@ -179,8 +193,35 @@ enum ctl_exit show_model(struct ctl *ctl, const struct parse_args *args)
 
 enum ctl_exit show_cache(struct ctl *ctl, const struct parse_args *args)
 {
+    static const struct table_column lost[] = {{"duck", "DUCK", TABLE_TEXT},
+                                               {"model_key", "MODEL KEY", TABLE_KEY},
+                                               {"layer", "LAYER", TABLE_COUNT},
+                                               {"reason", "NOT THERE BECAUSE", TABLE_TEXT}};
+    static const struct table_column loads[] = {{"time", "TIME", TABLE_TEXT},        {"kind", "KIND", TABLE_TEXT},
+                                                {"model", "MODEL", TABLE_TEXT},      {"result", "RESULT", TABLE_STATE},
+                                                {"cache", "CACHE", TABLE_TEXT},      {"bytes_read", "READ", TABLE_BYTES},
+                                                {"bytes_sent", "SENT", TABLE_BYTES}, {"reason", "REASON", TABLE_TEXT}};
     (void)args;
-    return show_list(ctl, "cache.list", "slots", slot_columns, COUNT(slot_columns), "no slots");
+    json_t *result;
+    enum ctl_exit r = ctl_call(ctl, "cache.list", NULL, &result);
+    if (r)
+        return r;
+    if (!ctl_print_json(ctl, result)) {
+        size_t i;
+        json_t *row;
+        json_array_foreach(json_object_get(result, "slots"), i, row) join_models(row);
+        table_print(json_object_get(result, "slots"), slot_columns, COUNT(slot_columns), "no slots", ctl->color);
+        if (json_array_size(json_object_get(result, "lost"))) {
+            putchar('\n');
+            table_print(json_object_get(result, "lost"), lost, COUNT(lost), "", ctl->color);
+        }
+        if (json_array_size(json_object_get(result, "history"))) {
+            putchar('\n');
+            table_print(json_object_get(result, "history"), loads, COUNT(loads), "", ctl->color);
+        }
+    }
+    json_decref(result);
+    return CTL_DONE;
 }
 
 enum ctl_exit show_sessions(struct ctl *ctl, const struct parse_args *args)

@@ -49,8 +49,12 @@ static const struct tree_option unload_options[] = {
     {"--drop-cache", .param = "drop_cache", .doc = "also free its slots on the ducks"},
 };
 
+static const struct tree_option verify_options[] = {
+    {"--full", .param = "full", .doc = "also compare with the checkpoint, which is read for it"},
+};
+
 static const struct tree_option invalidate_options[] = {
-    {"--model", "N", TREE_TEXT, "model", .doc = "only this model's slots"},
+    {"--model", "N", TREE_TEXT, "model", .doc = "only this model's slots; a name, or 6 or more digits of a model key"},
     {"--duck", "D", TREE_TEXT, "duck", .doc = "only this duck's slots"},
     {"--all", .param = "all", .doc = "every slot of every duck"},
 };
@@ -107,6 +111,11 @@ const struct tree_command tree_commands[] = {
     {"model show", {{"N", TREE_TEXT}}, .run = show_model, .doc = "one model"},
     {"prepare", {MODEL_ARG}, OPTIONS(prepare_options), .run = admin_prepare, .doc = "prepare model N's missing slots"},
     {"cache list", .run = show_cache, .doc = "the slots in the ducks' weight buffers"},
+    {"cache verify",
+     {{"N", TREE_TEXT, "model", .optional = true}},
+     OPTIONS(verify_options),
+     .run = admin_verify,
+     .doc = "compute the slots' checksums again, of all models or of N"},
     {"invalidate-cache", OPTIONS(invalidate_options), .needs_option = true, .run = admin_invalidate, .doc = "forget slots"},
     {"decode", {{"N", TREE_TEXT}}, OPTIONS(step_options), .run = step_decode, .doc = "input through one layer of model N, token by token"},
     {"prefill",

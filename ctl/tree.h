@@ -33,13 +33,14 @@ struct tree_arg {
     enum tree_type type;
     const char *param;
     long long low, high;
+    bool optional; /* the last one only; args->args has NULL for it then */
 };
 
 struct parse_args;
 
 struct tree_command {
     const char *name;                    /* "model list": one or two words */
-    struct tree_arg args[TREE_ARGS_MAX]; /* all of them are needed */
+    struct tree_arg args[TREE_ARGS_MAX]; /* needed, but for optional ones */
     const struct tree_option *options;
     size_t option_count;
     bool needs_option; /* at least one of the options must be given */

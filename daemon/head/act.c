@@ -68,6 +68,7 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
     case CORE_ACT_SAVE_MODEL: remember_model(head, &core->models[action->id], false); break;
     case CORE_ACT_FORGET_MODEL: remember_model(head, &core->models[action->id], true); break;
+    case CORE_ACT_SAVE_REVOKED: cache_db_save_revoked(head); break;
     case CORE_ACT_SAVE_LOSSES: cache_db_save_losses(head); break;
     case CORE_ACT_MIRROR: cache_db_save_duck(head, action->duck); break;
     case CORE_ACT_DROP: send_drop(head, action->duck, action->id); break;

@@ -43,6 +43,18 @@ static void restore_loss(void *user, const struct db_loss *saved)
     core_loss_was(head->core, &loss);
 }
 
+static void restore_revoked(void *user, const struct db_loss *saved)
+{
+    struct head *head = user;
+    static const uint8_t zeros[DIGEST_SIZE];
+    struct core_revoked revoked = {.duck = core_duck_find(head->core, saved->duck), .all = memcmp(saved->key, zeros, DIGEST_SIZE) == 0};
+    if (revoked.duck == CORE_NONE)
+        return; /* that duck is no more */
+    memcpy(revoked.key, saved->key, DIGEST_SIZE);
+    snprintf(revoked.why, sizeof revoked.why, "%.127s", saved->text);
+    core_revoked_was(head->core, &revoked);
+}
+
 static void add_history(struct cache_db *cache, const struct db_history *entry)
 {
     char text[32];
@@ -78,6 +90,9 @@ struct cache_db *cache_db_begin(struct head *head)
     struct err err = {0};
     if (db_each_loss(head->db, restore_loss, head, &err) < 0)
         log_warning("db", "why slots are gone is not known any more: %s", err.message);
+    err = (struct err){0};
+    if (db_each_revoked(head->db, restore_revoked, head, &err) < 0)
+        log_error("db", "invalidations that ducks have not heard of are not known any more: %s", err.message);
     err = (struct err){0};
     if (db_each_history(head->db, CACHE_DB_HISTORY_SHOWN, restore_history, cache, &err) < 0)
         log_warning("db", "the history of loads cannot be read: %s", err.message);
@@ -187,6 +202,33 @@ void cache_db_save_losses(struct head *head)
             memcpy(to->duck, head->core->ducks[list[i]->duck].name, sizeof to->duck);
     }
     worker_submit(head->disk, save_losses_run, task_done, task);
+}
+
+static void save_revoked_run(void *user)
+{
+    struct task *task = user;
+    struct err err = {0};
+    if (db_save_revoked(task->head->db, task->losses, task->count, &err) < 0)
+        log_error("db", "invalidations for absent ducks are not remembered: %s", err.message);
+}
+
+void cache_db_save_revoked(struct head *head)
+{
+    struct task *task = task_new(head);
+    task->losses = calloc(CORE_REVOKED_MAX, sizeof *task->losses);
+    if (!task->losses)
+        abort();
+    for (uint32_t i = 0; i < CORE_REVOKED_MAX; i++) {
+        const struct core_revoked *revoked = &head->core->revoked[i];
+        if (!revoked->used)
+            continue;
+        struct db_loss *to = &task->losses[task->count++];
+        memcpy(to->duck, head->core->ducks[revoked->duck].name, sizeof to->duck);
+        memcpy(to->text, revoked->why, sizeof revoked->why);
+        if (!revoked->all)
+            memcpy(to->key, revoked->key, DIGEST_SIZE);
+    }
+    worker_submit(head->disk, save_revoked_run, task_done, task);
 }
 
 static void history_run(void *user)

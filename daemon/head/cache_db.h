@@ -16,6 +16,7 @@ void cache_db_free(struct cache_db *cache);
 
 void cache_db_save_duck(struct head *head, uint32_t duck); /* CORE_ACT_MIRROR */
 void cache_db_save_losses(struct head *head);              /* CORE_ACT_SAVE_LOSSES */
+void cache_db_save_revoked(struct head *head);             /* CORE_ACT_SAVE_REVOKED */
 void cache_db_job_over(struct head *head, const struct core_job *job);
 json_t *cache_db_history_json(const struct head *head); /* a new reference */
 json_t *cache_db_losses_json(const struct head *head);

@@ -30,6 +30,7 @@
 #define CORE_CHUNK_TOKENS_MAX 1024
 #define CORE_NONE UINT32_MAX
 #define CORE_REASON_MAX 512
+#define CORE_KEY_PREFIX_MIN 6
 #define CORE_LOSSES_MAX 256 /* then the oldest are forgotten */
 
 /* ---- fleet ---- */
@@ -239,9 +240,20 @@ struct core_drop {
     bool all; /* every key */
     uint8_t key[DIGEST_SIZE];
     char why[128]; /* of the losses */
+    bool late;     /* remembered for a duck that is back; nobody waits for it */
     bool waiting[CORE_DUCKS_MAX];
     bool unreached[CORE_DUCKS_MAX];
     uint64_t freed_bytes;
+};
+
+/* A drop that a duck has not heard of yet. */
+#define CORE_REVOKED_MAX 256 /* then a duck loses all its slots in place of some */
+struct core_revoked {
+    bool used;
+    uint32_t duck;
+    bool all;
+    uint8_t key[DIGEST_SIZE];
+    char why[128];
 };
 
 /* ---- why slots are gone ---- */
@@ -267,6 +279,7 @@ enum core_action_type {
     CORE_ACT_JOB_CHANGED,    /* id = job: tell waiters and watchers */
     CORE_ACT_SAVE_MODEL,     /* id = model index */
     CORE_ACT_FORGET_MODEL,   /* id = model index; the name is still readable while the action is carried out */
+    CORE_ACT_SAVE_REVOKED,   /* the whole list is to be remembered */
     CORE_ACT_SAVE_LOSSES,    /* the whole list is to be remembered */
     CORE_ACT_MIRROR,         /* duck: its slots, boot id and shape are to be remembered */
     CORE_ACT_DROP,           /* duck, id = drop: send DROP */
@@ -309,6 +322,7 @@ struct core {
     uint64_t next_job;
     struct core_loss losses[CORE_LOSSES_MAX];
     uint64_t next_loss;
+    struct core_revoked revoked[CORE_REVOKED_MAX];
     bool losses_dirty;
     uint64_t started_ns;
     uint64_t ticked_ns;
@@ -330,6 +344,7 @@ int core_duck_add(struct core *core, const char *name, bool spare, struct err *e
 /* Before core_start: what the database remembers of a duck and of lost slots. The duck's header has the last word. */
 void core_duck_was(struct core *core, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t slot_count);
 void core_loss_was(struct core *core, const struct core_loss *loss);
+void core_revoked_was(struct core *core, const struct core_revoked *revoked);
 void core_start(struct core *core, uint64_t now);
 void core_tick(struct core *core, uint64_t now); /* a few times a second */
 void core_stop(struct core *core, uint64_t now); /* running loads are cancelled, sessions fail, nothing is started any more */
@@ -359,15 +374,20 @@ void core_stream_progress(struct core *core, uint64_t job, uint64_t read_bytes, 
 void core_stream_ended(struct core *core, uint64_t now, uint64_t job, const struct checkpoint *checkpoint, const struct err *err);
 void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct msg_slot *slot);
 void core_slot_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t job, const struct err *err);
+/* A finished slot turned out not to hold what was finished: its duck has given it up. */
+void core_slot_bad(struct core *core, uint64_t now, uint32_t duck, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *why);
+/* The key of a model by name, or of slots by the first CORE_KEY_PREFIX_MIN or more hex digits. NO_SUCH for none, BAD_REQUEST for several. */
+int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err);
 int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);
 /* *ret_drop is 0 when nothing has to be dropped. */
 int core_unload(struct core *core, uint64_t now, const char *who, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err);
 /* model or duck may be NULL; both NULL: all. A model is a name, or the first CORE_KEY_PREFIX_MIN or more hex digits of a model key of which
  * slots are there. `who` asks for it, as it is to be remembered ("uid 0"). */
-#define CORE_KEY_PREFIX_MIN 6
 int core_invalidate(struct core *core, uint64_t now, const char *who, const char *model, const char *duck, uint64_t *ret_drop,
                     struct err *err);
 void core_dropped(struct core *core, uint64_t now, uint32_t duck, uint64_t drop, uint64_t freed_bytes);
+/* The duck could not do it now: it is asked again when it comes up the next time. */
+void core_drop_refused(struct core *core, uint32_t duck, uint64_t drop);
 void core_drop_release(struct core *core, uint64_t drop);
 
 struct core_job *core_job_find(struct core *core, uint64_t id);

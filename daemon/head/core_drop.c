@@ -59,6 +59,8 @@ static void forget_slots(struct core *core, uint32_t index, const struct core_dr
     duck->slot_count = kept;
 }
 
+static void remember(struct core *core, struct core_drop *drop, uint32_t duck);
+
 /* Sends the drop to one duck, or notes that it cannot be reached. */
 static void drop_send(struct core *core, struct core_drop *drop, uint32_t duck)
 {
@@ -67,7 +69,7 @@ static void drop_send(struct core *core, struct core_drop *drop, uint32_t duck)
         drop->waiting[duck] = true;
         core_push(core, CORE_ACT_DROP, duck, drop->id);
     } else {
-        drop->unreached[duck] = true;
+        remember(core, drop, duck);
     }
 }
 
@@ -128,9 +130,22 @@ static bool model_on_duck(const struct core_model *model, uint32_t duck)
     return false;
 }
 
-static bool same_slots(const struct core_model *a, const struct core_model *b)
+/* Slots that a duck has, or had when it was seen last. */
+static bool holds_key(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE])
 {
-    return a == b || (a->plan && b->plan && memcmp(a->key, b->key, DIGEST_SIZE) == 0);
+    for (size_t i = 0; i < duck->slot_count; i++)
+        if (memcmp(duck->slots[i].model_key, key, DIGEST_SIZE) == 0)
+            return true;
+    return false;
+}
+
+static void close_models(struct core *core, uint64_t now, const struct core_drop *drop, uint32_t duck)
+{
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
+        struct core_model *model = &core->models[i];
+        if (model->used && model->plan && (drop->all || memcmp(model->key, drop->key, DIGEST_SIZE) == 0) && model_on_duck(model, duck))
+            close_model(core, now, i, "its cache was invalidated, load it again");
+    }
 }
 
 int core_invalidate(struct core *core, uint64_t now, const char *who, const char *name, const char *duck_name, uint64_t *ret_drop,
@@ -139,11 +154,7 @@ int core_invalidate(struct core *core, uint64_t now, const char *who, const char
     char time[CORE_TIME_MAX];
     struct core_model *model = name ? core_model_find(core, name) : NULL;
     uint32_t duck = duck_name ? core_duck_find(core, duck_name) : CORE_NONE;
-    if (name && !model) {
-        err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded (--all drops the slots of unloaded ones too)", name);
-        err_value_str(err, "model", name);
-        return -ENOENT;
-    }
+    uint8_t key[DIGEST_SIZE] = {0};
     if (duck_name && duck == CORE_NONE) {
         err_set(err, -ENOENT, ERR_NO_SUCH, "duck %s: there is none of that name", duck_name);
         err_value_str(err, "duck", duck_name);
@@ -154,23 +165,85 @@ int core_invalidate(struct core *core, uint64_t now, const char *who, const char
         *ret_drop = 0;
         return 0;
     }
+    int r = name ? core_key_find(core, name, key, err) : 0;
     struct core_drop *drop;
-    int r = drop_new(core, &drop, err);
+    if (r == 0)
+        r = drop_new(core, &drop, err);
     if (r < 0)
         return r;
-    drop->all = !model;
+    drop->all = !name;
     snprintf(drop->why, sizeof drop->why, "invalidated by %s at %s", who, core_time_text(core, now, time));
-    if (model)
-        memcpy(drop->key, model->key, DIGEST_SIZE);
-    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
-        if (core->models[i].used && (!model || same_slots(model, &core->models[i])) && model_on_duck(&core->models[i], duck))
-            close_model(core, now, i, "its cache was invalidated, load it again");
+    memcpy(drop->key, key, DIGEST_SIZE);
+    close_models(core, now, drop, duck);
     for (uint32_t i = 0; i < core->duck_count; i++)
-        if ((duck == CORE_NONE || duck == i) && (!model || model_on_duck(model, i)))
+        if ((duck == CORE_NONE || duck == i) && (!name || (model && model_on_duck(model, i)) || holds_key(&core->ducks[i], key)))
             drop_send(core, drop, i);
     *ret_drop = drop->id;
     drop_sent(core, drop);
     return 0;
+}
+
+/* ---- ducks that were not there ---- */
+
+/* Remembered until the duck is back. What was known of its slots goes at once. */
+static void remember(struct core *core, struct core_drop *drop, uint32_t duck)
+{
+    drop->unreached[duck] = true;
+    forget_slots(core, duck, drop);
+    struct core_revoked *free_place = NULL;
+    for (uint32_t i = 0; i < CORE_REVOKED_MAX; i++) {
+        struct core_revoked *revoked = &core->revoked[i];
+        if (revoked->used && revoked->duck == duck && (revoked->all || (!drop->all && memcmp(revoked->key, drop->key, DIGEST_SIZE) == 0)))
+            return;
+        if (revoked->used && revoked->duck == duck && drop->all)
+            revoked->used = false;
+        if (!revoked->used && !free_place)
+            free_place = revoked;
+    }
+    if (!free_place) { /* too many to list: all of this duck's slots go, which is safe */
+        for (uint32_t i = 0; i < CORE_REVOKED_MAX; i++)
+            if (core->revoked[i].duck == duck || !free_place)
+                free_place = &core->revoked[i];
+        free_place->all = true;
+        return;
+    }
+    *free_place = (struct core_revoked){.used = true, .duck = duck, .all = drop->all};
+    memcpy(free_place->key, drop->key, DIGEST_SIZE);
+    memcpy(free_place->why, drop->why, sizeof free_place->why);
+    core_push(core, CORE_ACT_SAVE_REVOKED, CORE_NONE, 0);
+}
+
+void core_revoked_was(struct core *core, const struct core_revoked *was)
+{
+    for (uint32_t i = 0; i < CORE_REVOKED_MAX; i++) {
+        if (core->revoked[i].used)
+            continue;
+        core->revoked[i] = *was;
+        core->revoked[i].used = true;
+        return;
+    }
+}
+
+void core_drop_duck_up(struct core *core, uint32_t index)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < CORE_REVOKED_MAX; i++) {
+        struct core_revoked *revoked = &core->revoked[i];
+        if (!revoked->used || revoked->duck != index)
+            continue;
+        struct core_drop *drop;
+        if (drop_new(core, &drop, NULL) < 0)
+            return; /* it stays on the list; the next time it comes up there will be room */
+        drop->all = revoked->all;
+        drop->late = true;
+        memcpy(drop->key, revoked->key, DIGEST_SIZE);
+        memcpy(drop->why, revoked->why, sizeof drop->why);
+        revoked->used = false;
+        any = true;
+        drop_send(core, drop, index);
+    }
+    if (any)
+        core_push(core, CORE_ACT_SAVE_REVOKED, CORE_NONE, 0);
 }
 
 void core_dropped(struct core *core, uint64_t now, uint32_t index, uint64_t id, uint64_t freed_bytes)
@@ -181,6 +254,18 @@ void core_dropped(struct core *core, uint64_t now, uint32_t index, uint64_t id, 
         return;
     drop->freed_bytes += freed_bytes;
     drop->waiting[index] = false;
+    forget_slots(core, index, drop); /* those that were finished while it was on its way */
+    if (!drop_waits(core, drop))
+        core_push(core, CORE_ACT_DROP_DONE, CORE_NONE, id);
+}
+
+void core_drop_refused(struct core *core, uint32_t index, uint64_t id)
+{
+    struct core_drop *drop = core_drop_find(core, id);
+    if (!drop || !drop->waiting[index])
+        return;
+    drop->waiting[index] = false;
+    remember(core, drop, index);
     if (!drop_waits(core, drop))
         core_push(core, CORE_ACT_DROP_DONE, CORE_NONE, id);
 }
@@ -192,7 +277,7 @@ void core_drop_duck_lost(struct core *core, uint32_t duck)
         if (!drop->used || !drop->waiting[duck])
             continue;
         drop->waiting[duck] = false;
-        drop->unreached[duck] = true;
+        remember(core, drop, duck);
         if (!drop_waits(core, drop))
             core_push(core, CORE_ACT_DROP_DONE, CORE_NONE, drop->id);
     }

@@ -73,6 +73,7 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t index, const struct 
     duck->ever_up = true;
     duck->up_since_ns = duck->heard_ns = duck->pinged_ns = now;
     duck->lost_reason[0] = '\0';
+    core_drop_duck_up(core, index);
     duck->failures = 0;
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
         core_model_reconcile(core, now, i);

@@ -6,6 +6,34 @@
 
 #include "daemon/head/core_parts.h"
 
+/* What `invalidate-cache --model` could free on a duck, in words: by name, or by the key of slots that no loaded model uses. */
+static void list_droppable(const struct core *core, const struct core_model *model, const struct core_duck *duck, char *text, size_t size)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < duck->slot_count; i++) {
+        const uint8_t *key = duck->slots[i].model_key;
+        uint64_t bytes = 0;
+        bool first = memcmp(key, model->key, DIGEST_SIZE) != 0;
+        for (size_t j = 0; j < duck->slot_count && first; j++) {
+            if (memcmp(duck->slots[j].model_key, key, DIGEST_SIZE) != 0)
+                continue;
+            first = j >= i;
+            bytes += duck->slots[j].bytes;
+        }
+        if (!first || at + 100 > size)
+            continue;
+        char hex[DIGEST_HEX_SIZE];
+        digest_hex(key, hex);
+        hex[12] = '\0';
+        const struct core_model *user = core_model_sharing(core, NULL, key);
+        at += (size_t)snprintf(text + at, size - at, "%s%s (%llu bytes%s)", at ? ", " : "invalidate-cache --model could drop ",
+                               user ? user->name : hex, (unsigned long long)bytes, user ? "" : ", not in use");
+    }
+    if (!at)
+        snprintf(text, size, "nothing could be dropped; more ducks, a larger weight buffer or a higher tp would do");
+}
+
 /* Bytes that the missing slots of one rank need beyond what they replace, against the duck's free room. */
 static int check_room(const struct core *core, const struct core_model *model, const struct core_job *job, uint32_t rank, struct err *err)
 {
@@ -23,11 +51,13 @@ static int check_room(const struct core *core, const struct core_model *model, c
     uint64_t has = duck->hello.capacity_bytes - (duck->used_bytes - replaced);
     if (need <= has)
         return 0;
+    char droppable[256];
+    list_droppable(core, model, duck, droppable, sizeof droppable);
     err_set(err, -ENOSPC, ERR_NO_MEMORY,
-            "duck %s: rank %u needs %llu bytes, its weight buffer has %llu free of %llu; other models' cached slots hold %llu "
-            "(cache list shows them, invalidate-cache frees them)",
-            duck->name, rank, (unsigned long long)need, (unsigned long long)has, (unsigned long long)duck->hello.capacity_bytes,
-            (unsigned long long)(duck->used_bytes - replaced));
+            "duck %s: rank %u needs %llu bytes, its weight buffer has %llu free of %llu, other slots hold %llu: %s", duck->name, rank,
+            (unsigned long long)need, (unsigned long long)has, (unsigned long long)duck->hello.capacity_bytes,
+            (unsigned long long)(duck->used_bytes - replaced), droppable);
+    err_value_str(err, "droppable", droppable);
     err_value_str(err, "duck", duck->name);
     err_value_int(err, "needs", (long long)need);
     err_value_int(err, "has", (long long)has);

@@ -1,4 +1,5 @@
 /* PURE. Why slots are gone: remembered until they are prepared again, so that the load that does it can say so. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -79,4 +80,40 @@ const struct core_loss *core_loss_find(const struct core *core, const uint8_t ke
             found = loss;
     }
     return found;
+}
+
+/* ---- keys by name ---- */
+
+static bool is_prefix(const char *prefix, size_t length, const uint8_t key[DIGEST_SIZE])
+{
+    char hex[DIGEST_HEX_SIZE];
+    digest_hex(key, hex);
+    return strncmp(hex, prefix, length) == 0;
+}
+
+int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err)
+{
+    const struct core_model *model = core_model_find(core, name);
+    if (model && model->plan) {
+        memcpy(ret_key, model->key, DIGEST_SIZE);
+        return 0;
+    }
+    size_t length = strlen(name);
+    bool hex = length >= CORE_KEY_PREFIX_MIN && length <= 2 * DIGEST_SIZE && strspn(name, "0123456789abcdef") == length, found = false;
+    for (uint32_t i = 0; hex && i < core->duck_count; i++) {
+        for (size_t s = 0; s < core->ducks[i].slot_count; s++) {
+            const uint8_t *key = core->ducks[i].slots[s].model_key;
+            if (!is_prefix(name, length, key) || (found && memcmp(ret_key, key, DIGEST_SIZE) == 0))
+                continue;
+            if (found)
+                return err_set(err, -EINVAL, ERR_BAD_REQUEST, "model key %s...: slots of several keys begin so; give more digits", name);
+            memcpy(ret_key, key, DIGEST_SIZE);
+            found = true;
+        }
+    }
+    if (found)
+        return 0;
+    err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded, and no slot's model key begins so", name);
+    err_value_str(err, "model", name);
+    return -ENOENT;
 }

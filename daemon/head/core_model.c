@@ -142,3 +142,23 @@ void core_model_reconcile(struct core *core, uint64_t now, uint32_t index)
     if (core_job_new(core, now, "recover", index, &job, NULL) == 0)
         model->state = CORE_MODEL_RECOVERING;
 }
+
+void core_slot_bad(struct core *core, uint64_t now, uint32_t index, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *why)
+{
+    struct core_duck *duck = &core->ducks[index];
+    char time[CORE_TIME_MAX];
+    core_duck_forget_slot(duck, key, layer);
+    duck->mirror_dirty = true;
+    core_lost(core, key, index, layer, "duck %s, layer %u: %s (cache verify at %s)", duck->name, layer, why,
+              core_time_text(core, now, time));
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
+        struct core_model *model = &core->models[i];
+        if (!model->used || !uses_duck(model, index) || memcmp(model->key, key, DIGEST_SIZE) != 0 || model->state != CORE_MODEL_READY)
+            continue;
+        model->state = CORE_MODEL_DEGRADED;
+        err_set(&model->error, -ESTALE, ERR_CACHE_STALE, "model %s: duck %s, layer %u: %s; load it again", model->name, duck->name, layer,
+                why);
+        err_value_str(&model->error, "duck", duck->name);
+        err_value_int(&model->error, "layer", layer);
+    }
+}

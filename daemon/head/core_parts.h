@@ -82,6 +82,8 @@ bool core_model_return(struct core *core, struct core_model *model);
 const struct core_model *core_model_sharing(const struct core *core, const struct core_model *model, const uint8_t key[DIGEST_SIZE]);
 int core_assign(const struct core *core, const struct core_wants *wants, uint32_t *ret_duck_of_rank, struct err *err);
 void core_session_model_gone(struct core *core, uint64_t now, uint32_t model, const struct err *err);
+/* Applies what it was absent for, before anything counts on its slots. */
+void core_drop_duck_up(struct core *core, uint32_t duck);
 void core_drop_duck_lost(struct core *core, uint32_t duck);
 void core_err_duck_lost(const struct core *core, uint32_t duck, const char *phase, uint32_t layer, struct err *err);
 

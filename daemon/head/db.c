@@ -31,6 +31,7 @@ static const char *const migrations[] = {
     "CREATE TABLE history (id INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, job INTEGER NOT NULL, kind TEXT NOT NULL,"
     " model TEXT NOT NULL, result TEXT NOT NULL, cache TEXT NOT NULL, reason TEXT NOT NULL, bytes_read INTEGER NOT NULL,"
     " bytes_sent INTEGER NOT NULL, seconds REAL NOT NULL) STRICT;",
+    "CREATE TABLE revoked (duck TEXT NOT NULL, model_key TEXT NOT NULL, text TEXT NOT NULL) STRICT;",
 };
 
 int db_err(struct db *db, const char *what, struct err *err)

@@ -225,6 +225,38 @@ int db_each_loss(struct db *db, void (*each)(void *user, const struct db_loss *l
     return query_end(&query, err);
 }
 
+/* ---- revoked ---- */
+
+int db_save_revoked(struct db *db, const struct db_loss *revoked, size_t count, struct err *err)
+{
+    int r = db_begin(db, err);
+    if (r < 0)
+        return r;
+    r = db_execute(db, "DELETE FROM revoked", "save revoked keys", err);
+    struct query query = query_begin(db, "INSERT INTO revoked VALUES (?, ?, ?)", "save revoked keys");
+    for (size_t i = 0; i < count && r == 0 && !query.bad; i++) {
+        bind_text(&query, revoked[i].duck);
+        bind_hex(&query, revoked[i].key);
+        bind_text(&query, revoked[i].text);
+        query_run(&query);
+    }
+    int saved = query_end(&query, err);
+    return db_end(db, r == 0 && saved == 0, err);
+}
+
+int db_each_revoked(struct db *db, void (*each)(void *user, const struct db_loss *revoked), void *user, struct err *err)
+{
+    struct query query = query_begin(db, "SELECT duck, model_key, text FROM revoked ORDER BY rowid", "read revoked keys");
+    while (query_step(&query)) {
+        struct db_loss revoked = {.layer = -1};
+        column_text(&query, 0, revoked.duck, sizeof revoked.duck);
+        column_text(&query, 2, revoked.text, sizeof revoked.text);
+        if (column_hex(&query, 1, revoked.key))
+            each(user, &revoked);
+    }
+    return query_end(&query, err);
+}
+
 /* ---- history ---- */
 
 int db_add_history(struct db *db, const struct db_history *entry, struct err *err)

@@ -28,6 +28,10 @@ struct db_loss {
 int db_save_losses(struct db *db, const struct db_loss *losses, size_t count, struct err *err);
 int db_each_loss(struct db *db, void (*each)(void *user, const struct db_loss *loss), void *user, struct err *err);
 
+/* Drops that a duck has not heard of: `layer` is not used, a key of zeros means all. The same order and ownership. */
+int db_save_revoked(struct db *db, const struct db_loss *revoked, size_t count, struct err *err);
+int db_each_revoked(struct db *db, void (*each)(void *user, const struct db_loss *revoked), void *user, struct err *err);
+
 struct db_history {
     long long time; /* seconds since 1970 */
     long long job;

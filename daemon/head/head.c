@@ -10,6 +10,7 @@
 #include <systemd/sd-daemon.h>
 #include <time.h>
 
+#include "daemon/head/cache_check.h"
 #include "daemon/head/cache_db.h"
 #include "daemon/head/control.h"
 #include "daemon/head/db.h"
@@ -52,6 +53,7 @@ static void duck_lost(void *user, uint32_t duck, const char *reason)
     if (!head->stopping)
         log_write(news ? LOG_LEVEL_WARNING : LOG_LEVEL_DEBUG, "duck", "%s: lost: %s", known->name, reason);
     core_duck_lost(head->core, clock_now_ns(), duck, reason);
+    cache_check_duck_lost(head, duck);
     act_run(head);
 }
 
@@ -61,12 +63,14 @@ static void duck_fail(struct head *head, uint64_t now, uint32_t duck, const stru
     struct err theirs = {0}, err = {0};
     if (msg_fail_decode(frame, &theirs, &err) < 0)
         theirs = err;
-    if (load_stream_is_request(frame->request))
+    if (cache_check_is_request(frame->request))
+        cache_check_frame(head, duck, frame, &err);
+    else if (load_stream_is_request(frame->request))
         core_slot_failed(head->core, now, duck, load_stream_job_of(frame->request), &theirs);
     else if (core_session_find(head->core, frame->request))
         core_session_failed(head->core, now, duck, frame->request, &theirs);
     else if (core_drop_find(head->core, frame->request))
-        core_dropped(head->core, now, duck, frame->request, 0);
+        core_drop_refused(head->core, duck, frame->request);
     else
         session_take_result(head, duck, frame);
 }
@@ -91,6 +95,7 @@ static int take_frame(struct head *head, uint64_t now, uint32_t duck, const stru
             core_slot_done(head->core, now, duck, &slot);
         return r;
     }
+    case WIRE_VERIFIED: return cache_check_frame(head, duck, frame, err);
     case WIRE_DROPPED: {
         uint64_t freed;
         r = msg_dropped_decode(frame, &freed, err);
@@ -166,6 +171,7 @@ void head_stop(struct head *head)
     log_info("main", "stopping");
     control_stop(head->control);
     core_stop(head->core, head->stop_ns);
+    cache_check_stop(head);
     act_run(head);
     finish_stop(head, head->stop_ns);
 }
@@ -353,6 +359,7 @@ static void take_down(struct head *head)
     waiters_free(head->waiters);
     core_free(head->core);
     cache_db_free(head->cache_db);
+    cache_check_free(head);
     db_close(head->db);
     fdstore_free(head->fdstore);
     loop_free(head->loop);

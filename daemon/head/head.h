@@ -8,6 +8,7 @@
 #include "daemon/head/peer.h"
 #include "daemon/head/worker.h"
 
+struct cache_check;
 struct cache_db;
 struct control;
 struct db;
@@ -27,6 +28,7 @@ struct head {
     struct worker *names;               /* look-up of remote ducks' names; NULL: there are none */
     struct fdstore *fdstore;            /* what systemd passed at the start */
     struct db *db;                      /* used on the disk worker once the loop runs */
+    struct cache_check *cache_check; /* the one that runs; NULL: none */
     struct cache_db *cache_db;
     struct control *control;
     struct load *loads;          /* list */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/load_slice.h"
 #include "proto/base/size.h"
 
 #define STREAM_CHUNK_BYTES (4u * 1024 * 1024) /* of codes, read at once and at most in one frame */
@@ -170,23 +171,6 @@ static int send_empty(struct load_stream *stream, enum wire_type type, const str
 
 /* ---- one matrix ---- */
 
-/* Scales of rows [first_row, first_row + rows) of a slice: [tile][segment]. Returns their count. */
-static uint32_t gather_scales(struct load_stream *stream, const struct checkpoint_matrix *matrix, const struct layout_mlp *layout,
-                              enum kernels_matrix which, uint32_t first_row, uint32_t rows)
-{
-    bool down = which == KERNELS_DOWN;
-    const struct layout_matrix *shape = down ? &layout->down : &layout->gate_up;
-    uint32_t begin = down ? 0 : layout->begin; /* in the checkpoint's rows */
-    uint32_t column_block = down ? layout->begin / LAYOUT_BLOCK : 0;
-    uint32_t tile = layout_tile(shape, first_row), end = tile + layout_tiles(shape, first_row, rows), at = 0;
-    for (; tile < end; tile++) {
-        uint32_t block = (begin + layout_tile_row(shape, tile)) / LAYOUT_BLOCK;
-        for (uint32_t segment = 0; segment < shape->segments; segment++)
-            stream->scales[at++] = matrix->scales[(size_t)block * matrix->scale_columns + column_block + segment];
-    }
-    return at;
-}
-
 /* Cuts columns [first_column, first_column + columns) out of `rows` rows of `stride` bytes and sends them as rows of one rank's slice. */
 static int send_rows(struct load_stream *stream, const struct checkpoint_matrix *matrix, const struct target *target,
                      const struct layout_mlp *layout, uint32_t expert, enum kernels_matrix which, uint32_t first_row, uint32_t rows,
@@ -198,7 +182,7 @@ static int send_rows(struct load_stream *stream, const struct checkpoint_matrix 
         .first_row = first_row,
         .rows = rows,
         .columns = columns,
-        .scale_count = gather_scales(stream, matrix, layout, which, first_row, rows),
+        .scale_count = load_slice_scales(matrix, layout, which, first_row, rows, stream->scales),
     };
     struct outgoing *out = outgoing_new();
     uint8_t *to;
@@ -234,13 +218,6 @@ static int read_rows(struct load_stream *stream, struct checkpoint *checkpoint, 
     return -EINVAL;
 }
 
-/* Rows that fit into one chunk, whole tiles. */
-static uint32_t rows_at_once(const struct checkpoint_matrix *matrix)
-{
-    uint32_t rows = STREAM_CHUNK_BYTES / matrix->columns / LAYOUT_TILE_ROWS * LAYOUT_TILE_ROWS;
-    return rows ? rows : LAYOUT_TILE_ROWS;
-}
-
 static const struct layout_mlp *layout_of(const struct target *target, int expert)
 {
     return expert == ARCH_EXPERT_SHARED ? &target->shared : &target->layout;
@@ -269,14 +246,14 @@ static void keep_digest(struct load_stream *stream, struct checkpoint *checkpoin
 static int stream_by_rows(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
                           enum kernels_matrix which, const struct target *targets, size_t count, struct err *err)
 {
-    uint32_t most = rows_at_once(matrix);
+    uint32_t most = load_slice_rows_at_once(matrix, STREAM_CHUNK_BYTES);
     bool digests = !checkpoint_digest_known(checkpoint, matrix);
     size_t t = 0;
     for (uint32_t rank = 0; rank < stream->plan.tp; rank++) {
         const struct target *target = t < count && targets[t].rank == rank ? &targets[t++] : NULL;
         const struct plan_slice *slice = slice_of_rank(stream, expert, rank);
-        for (uint32_t row = 0; (target || digests) && row < slice->neurons; row += most) {
-            uint32_t rows = slice->neurons - row < most ? slice->neurons - row : most;
+        for (uint32_t row = 0, rows; (target || digests) && row < slice->neurons; row += rows) {
+            rows = load_slice_next_rows(slice->begin, slice->neurons, row, most);
             int r = read_rows(stream, checkpoint, matrix, slice->begin + row, rows, err);
             if (r == 0 && digests)
                 digest_update(stream->digest, stream->chunk, (size_t)rows * matrix->columns);
@@ -296,7 +273,7 @@ static int stream_by_rows(struct load_stream *stream, struct checkpoint *checkpo
 static int stream_by_columns(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
                              const struct target *targets, size_t count, struct err *err)
 {
-    uint32_t most = rows_at_once(matrix);
+    uint32_t most = load_slice_rows_at_once(matrix, STREAM_CHUNK_BYTES);
     bool digests = !checkpoint_digest_known(checkpoint, matrix);
     for (uint32_t row = 0; row < matrix->rows; row += most) {
         uint32_t rows = matrix->rows - row < most ? matrix->rows - row : most;

@@ -1,5 +1,6 @@
 /* From a line to a handler, and back to a reply. */
 #include "daemon/head/rpc.h"
+#include "daemon/head/cache_check.h"
 #include "daemon/head/session.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@ static const struct {
 } handlers[] = {
     {"cache.invalidate", rpc_cache_invalidate},
     {"cache.list", rpc_cache_list},
+    {"cache.verify", cache_check_start},
     {"decode", rpc_decode},
     {"duck.list", rpc_duck_list},
     {"job.cancel", rpc_job_cancel},

@@ -26,4 +26,10 @@ void digest_hex(const uint8_t digest[DIGEST_SIZE], char ret_hex[DIGEST_HEX_SIZE]
 /* XXH3-64 of one range, seed 0. */
 uint64_t digest_checksum(const void *data, size_t length);
 
+struct checksum; /* the same in pieces; one thread at a time */
+struct checksum *checksum_new(void); /* NULL when out of memory */
+void checksum_free(struct checksum *checksum);
+void checksum_update(struct checksum *checksum, const void *data, size_t length);
+uint64_t checksum_finish(struct checksum *checksum); /* and starts anew */
+
 #endif

@@ -13,6 +13,7 @@
 #define TOKENS_MAX 4096
 #define PATH_BYTES_MAX 4095
 #define NAME_BYTES_MAX 63
+#define KEY_BYTES_MAX 64
 #define MEMORY_MAX 4611686018427387904 /* 2^62 */
 
 static const char *const session_dtypes[] = {"bf16", "f32", NULL};
@@ -76,7 +77,12 @@ static const struct schema_param prepare_params[] = {
 static const struct schema_param invalidate_params[] = {
     BOOL("all", "every slot of every duck"),
     STRING("duck", OPTIONAL, NAME_BYTES_MAX, "only on this duck, its name or id"),
-    STRING("model", OPTIONAL, NAME_BYTES_MAX, "only of this model"),
+    STRING("model", OPTIONAL, KEY_BYTES_MAX, "only of this model: its name, or the first 6 or more hex digits of a model key"),
+};
+
+static const struct schema_param verify_params[] = {
+    BOOL("full", "also compare with what the checkpoint gives, which is read for it"),
+    STRING("model", OPTIONAL, KEY_BYTES_MAX, "only of this model: its name, or the first 6 or more hex digits of a model key"),
 };
 
 static const struct schema_param job_params[] = {
@@ -110,12 +116,16 @@ static const struct schema_param step_params[] = {
 
 #define PARAMS(table) table, ARRAY_LENGTH(table)
 #define NO_PARAMS NULL, 0
-#define STEP_RESULT "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, y when the request gave it no offset"
+#define STEP_RESULT                                                                                                                        \
+    "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, y when the request gave it no offset"
 
 /* Sorted by name: schema_find() searches, and the test of this table checks it. */
 const struct schema_method schema_methods[] = {
     {"cache.invalidate", true, PARAMS(invalidate_params), "freed_bytes, pending", "forget slots; give model, duck, both, or all"},
-    {"cache.list", false, NO_PARAMS, "slots", "the slots in the ducks' weight buffers"},
+    {"cache.list", false, NO_PARAMS, "slots, lost, history",
+     "the slots in the ducks' weight buffers, why others are gone, the latest loads"},
+    {"cache.verify", false, PARAMS(verify_params), "checked, bad, unreached, bytes, compared, seconds",
+     "compute the checksums of slots again; job.progress (job 0) tells how far it is"},
     {"decode", false, PARAMS(step_params), STEP_RESULT, "few tokens through one layer"},
     {"duck.list", false, NO_PARAMS, "ducks", "the ducks of the fleet"},
     {"job.cancel", false, PARAMS(job_params), "job, state", "stop a job that is queued or running"},

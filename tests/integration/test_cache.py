@@ -172,3 +172,93 @@ def test_a_load_cut_by_a_killed_duck_goes_on(make_daemon, checkpoint, reference,
     assert bits(daemon, reference, tmp_path) == bits(twin, reference, tmp_path)
     key = lambda s: (s["layer"], s["rank"], s["checksum"], s["model_key"])  # noqa: E731
     assert sorted(map(key, daemon.ok("cache", "list")["slots"])) == sorted(map(key, twin.ok("cache", "list")["slots"]))
+
+
+def poke(daemon, duck, slot_bytes):
+    """Flips one bit in the middle of the weights of a duck's memfd: of its process, as any stray write would."""
+    pid = next(d["pid"] for d in daemon.ok("duck", "list")["ducks"] if d["name"] == duck)
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        if "fp9-" in os.readlink(f"/proc/{pid}/fd/{name}") and "memfd" in os.readlink(f"/proc/{pid}/fd/{name}"):
+            with open(f"/proc/{pid}/fd/{name}", "r+b") as file:
+                file.seek((1 << 20) + slot_bytes // 2)
+                byte = file.read(1)[0]
+                file.seek((1 << 20) + slot_bytes // 2)
+                file.write(bytes([byte ^ 0x04]))
+            return
+    raise AssertionError("no memfd")
+
+
+def test_verify_finds_a_flipped_bit(make_daemon, checkpoint, reference, tmp_path):
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    before, all_slots = bits(daemon, reference, tmp_path), daemon.ok("cache", "list")["slots"]
+    good = daemon.ok("cache", "verify")
+    assert (good["checked"], good["bad"], good["unreached"]) == (12, [], [])
+    full = daemon.ok("cache", "verify", "m", "--full")
+    assert (full["checked"], full["bad"], full["compared"]) == (12, [], 12)
+    first = [s for s in all_slots if s["duck"] == "local1"][0]  # the first slot in the buffer
+    poke(daemon, "local1", first["bytes"])
+    found = daemon.ok("cache", "verify")
+    assert found["checked"] == 12 and len(found["bad"]) == 1
+    bad = found["bad"][0]
+    assert (bad["duck"], bad["model"], bad["layer"]) == ("local1", "m", 0)
+    assert "slot checksum wrong" in bad["reason"]
+    model = daemon.ok("model", "list")["models"][0]
+    assert model["state"] == "degraded" and "layer 0" in model["error"]["message"]
+    again = load(daemon, checkpoint)
+    assert again["cache"] == "partial" and "checksum wrong" in again["reason"] and "(1 slot)" in again["reason"]
+    assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
+    assert bits(daemon, reference, tmp_path) == before
+
+
+def test_verify_names_the_expert(make_daemon, checkpoint):
+    daemon = make_daemon(ducks=1, memory="256M")
+    load(daemon, checkpoint, tp=1)
+    rows = sorted((s for s in daemon.ok("cache", "list")["slots"]), key=lambda s: s["layer"])
+    dense, moe = rows[0], rows[1]
+    pages = (dense["bytes"] + 8 + 4095) // 4096 * 4096
+    poke(daemon, "local0", 2 * (pages + moe["bytes"] * 5 // 8 + 64))
+    bad = daemon.ok("cache", "verify", dense["model_key"][:10])["bad"]
+    assert [(b["layer"], b["expert"]) for b in bad] == [(1, "5")]
+    assert "expert 5" in bad[0]["reason"]
+
+
+def test_full_verify_sees_other_weights(make_daemon, checkpoint):
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    flip(checkpoint, "model.layers.3.mlp.experts.6.down_proj.weight")
+    assert daemon.ok("cache", "verify")["bad"] == []
+    bad = daemon.ok("cache", "verify", "--full")["bad"]
+    assert {(b["layer"], b["reason"].split(" (")[0]) for b in bad} == {(3, "not what the checkpoint gives now")}
+    daemon.refused("cache", "verify", "nobody", name="NO_SUCH", words=["nobody"])
+
+
+def test_side_by_side_capacity_and_keys(make_daemon, checkpoint, reference, tmp_path):
+    daemon = make_daemon(memory="4M")
+    first = load(daemon, checkpoint)
+    flip(checkpoint, "model.layers.1.mlp.experts.0.gate_proj.weight")
+    second = load(daemon, checkpoint)
+    assert second["cache"] == "partial"
+    daemon.refused("load", checkpoint, "--name", "m2", "--tp", 2, "--multiple-of", 64, name="NO_MEMORY",
+                   words=["needs", "free of", "invalidate-cache --model could drop", "m (", first["model_key"][:12], "not in use"])
+    assert daemon.ok("model", "list")["models"][0]["state"] == "ready"
+    before = bits(daemon, reference, tmp_path)
+    daemon.refused("invalidate-cache", "--model", "0123456789ab", name="NO_SUCH", words=["0123456789ab"])
+    assert daemon.ok("invalidate-cache", "--model", first["model_key"][:12])["freed_bytes"] > 0
+    assert first["model_key"] not in {s["model_key"] for s in daemon.ok("cache", "list")["slots"]}
+    assert bits(daemon, reference, tmp_path) == before
+
+
+def test_invalidation_reaches_an_absent_duck_when_it_returns(make_daemon, checkpoint):
+    daemon = make_daemon()
+    first = load(daemon, checkpoint)
+    pid = next(d["pid"] for d in daemon.ok("duck", "list")["ducks"] if d["name"] == "local1")
+    os.kill(pid, signal.SIGKILL)
+    daemon.wait_for("the loss", lambda: any(d["state"] != "up" for d in daemon.ok("duck", "list")["ducks"]))
+    gone = daemon.ok("invalidate-cache", "--model", "m")
+    if gone["pending"]:  # else it was back already
+        assert gone["pending"] == ["local1"]
+    daemon.wait_up()
+    daemon.wait_for("its slots to go", lambda: not daemon.ok("cache", "list")["slots"])
+    again = load(daemon, checkpoint)
+    assert again["cache"] == "miss" and again["model_key"] == first["model_key"] and "invalidated by uid" in again["reason"]

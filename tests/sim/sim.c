@@ -303,6 +303,7 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_SAVE_MODEL: sim->saved++; break;
     case CORE_ACT_FORGET_MODEL: sim->forgotten++; break;
     case CORE_ACT_SAVE_LOSSES: sim->core->losses_dirty = false; break;
+    case CORE_ACT_SAVE_REVOKED:
     case CORE_ACT_MIRROR:
     case CORE_ACT_JOB_CHANGED:
     case CORE_ACT_SESSION_CLOSE:

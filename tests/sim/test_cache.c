@@ -220,12 +220,88 @@ static void test_invalidated_by(void **state)
     sim_stop(&sim);
 }
 
+/* An invalidation that a duck was not there for is applied when it is back, also when fp9d was started anew meanwhile. */
+static void test_absent_duck(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    uint32_t duck = model(&sim, "tiny")->duck_of_rank[0];
+    sim.ducks[duck].refuses_start = true;
+    sim_kill(&sim, duck, "unplugged");
+    uint64_t drop;
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 5", "tiny", NULL, &drop, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(sim.drops_done, 1);
+    assert_int_equal(sim.last_unreached, 1);
+    assert_int_equal(sim.ducks[duck].slot_count, 4);
+    assert_true(sim.core->revoked[0].used);
+    struct core_revoked saved = sim.core->revoked[0];
+    sim.core->revoked[0].used = false;
+    core_revoked_was(sim.core, &saved); /* as after a restart */
+    sim.ducks[duck].refuses_start = false;
+    sim_run(&sim, 60 * CLOCK_NS_PER_S);
+    assert_int_equal(sim.core->ducks[duck].state, CORE_DUCK_UP);
+    assert_int_equal(sim.ducks[duck].slot_count, 0);
+    assert_false(sim.core->revoked[0].used);
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 12);
+    reason_is(&sim, "miss", "invalidated by uid 5");
+    sim_stop(&sim);
+}
+
+static void test_bad_slot(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    struct core_model *tiny = model(&sim, "tiny");
+    uint32_t duck = tiny->duck_of_rank[1];
+    core_slot_bad(sim.core, sim.now, duck, tiny->key, 2, "slot checksum wrong: expert 3");
+    for (size_t s = 0; s < sim.ducks[duck].slot_count; s++)
+        if (sim.ducks[duck].slots[s].layer == 2)
+            sim.ducks[duck].slots[s] = sim.ducks[duck].slots[--sim.ducks[duck].slot_count];
+    assert_int_equal(tiny->state, CORE_MODEL_DEGRADED);
+    assert_string_equal(core_state_text(sim.core), "degraded");
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 1);
+    reason_is(&sim, "partial", "layer 2: slot checksum wrong: expert 3 (cache verify at 1970-");
+    sim_stop(&sim);
+}
+
+/* Keys of slots that no model uses any more can be named by their first digits. */
+static void test_drop_by_key(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    char hex[DIGEST_HEX_SIZE];
+    digest_hex(model(&sim, "tiny")->key, hex);
+    sim_load(&sim, "tiny", 2, 64);
+    uint64_t drop;
+    struct err err = {0};
+    hex[8] = '\0';
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 0", hex, NULL, &drop, &err), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(model(&sim, "tiny")->state, CORE_MODEL_READY);
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 0", hex, NULL, &drop, &err), -ENOENT);
+    hex[5] = '\0';
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 0", hex, NULL, &drop, &err), -ENOENT);
+    sim_load(&sim, "tiny", 3, 64);
+    reason_is(&sim, "miss", "tp 2 -> 3; invalidated by uid 0");
+    sim_stop(&sim);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_touched),          cmocka_unit_test(test_changed_layer),   cmocka_unit_test(test_other_names_keep_theirs),
         cmocka_unit_test(test_force_replaces),   cmocka_unit_test(test_cut_and_resumed), cmocka_unit_test(test_reboot_and_replacement),
-        cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),
+        cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),  cmocka_unit_test(test_absent_duck),
+        cmocka_unit_test(test_bad_slot),         cmocka_unit_test(test_drop_by_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
