@@ -121,7 +121,8 @@ static bool take(const struct phases *phases, struct phases_runs *runs, uint32_t
     return true;
 }
 
-/* The first bytes of what comes next, so that the stream of weights does not begin anew there. Not for batches: those wait for arithmetic. */
+/* The first bytes of what comes next, so that the stream of weights does not begin anew there. Not for batches, which wait for
+ * arithmetic. */
 static void prefetch_next(const struct layout_matrix *matrix, const uint8_t *expert, uint32_t panel, uint32_t panels)
 {
     const uint8_t *at = expert + matrix->panels_offset + layout_panel_offset(matrix, panel);

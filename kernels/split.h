@@ -49,8 +49,8 @@ static inline uint64_t split_budget(uint64_t decode_weights, uint32_t members)
 /* Panels of a piece: at least 1. */
 uint32_t split_piece(uint64_t budget, uint64_t panel_weights, uint32_t tokens);
 
-/* Member m's run is from unit ret_begins[m] to ret_begins[m + 1]: runs of about equal cost. With many experts that is a run of experts, with
- * one they share its rows, and a hot one is cut by itself. Members beyond the number of units get nothing. ret_begins[members + 1]. */
+/* Member m's run is from unit ret_begins[m] to ret_begins[m + 1]: runs of about equal cost. With many experts that is a run of experts,
+ * with one they share its rows, and a hot one is cut by itself. Members beyond the number of units get nothing. ret_begins[members + 1]. */
 void split_runs(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t members, uint32_t *ret_begins);
 
 struct split_place split_place_of(const struct split_work *work, uint32_t count, uint32_t tile, uint32_t unit);

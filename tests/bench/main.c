@@ -51,7 +51,7 @@ static int run_smp(const struct options *options, struct err *err)
     int r = 0;
 
     variants_choose();
-    smp_report_begin(&options->settings);
+    smp_report_begin(&options->settings, options->tokens > 0);
     for (size_t i = 0; r == 0; i++) {
         const char *text = all ? case_named(CASE_MOE, i, name) : !options->text ? case_default(CASE_MOE, i) : i == 0 ? options->text : NULL;
         struct bench_case what;
@@ -60,10 +60,10 @@ static int run_smp(const struct options *options, struct err *err)
             break;
         r = case_init(&what, CASE_MOE, text, err);
         if (r == 0)
-            r = smp_case(&what, options, err);
+            r = (options->tokens ? smp_whole : smp_case)(&what, options, err);
     }
     if (r == 0 || options->settings.json)
-        smp_report_end(&options->settings);
+        smp_report_end(&options->settings, options->tokens > 0);
     return r;
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/phases.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
+#include "tests/bench/smp.h"
 #include "tests/bench/variant.h"
 
 static const char help[] =
@@ -26,6 +27,7 @@ static const char help[] =
     "  --threads N          each on its own part of the pool (1); smp: all on the same experts (one a CPU)\n"
     "  --variant V,...      some of: ref, the tiers of this build, seed, raw8, openblas (all but ref)\n"
     "  --experts N          smp: one number of them, 1 to 16\n"
+    "  --tokens N           smp: so many tokens through a layer of 128 experts, beside the FMA peak and as many decodes\n"
     "  --memory KIND        anon, anon-huge, memfd or memfd-huge (anon-huge)\n"
     "  --subnormals SHARE   of the weights that are E4M3 subnormals (1e-4)\n"
     "  --rounds N           each measures everything once (9)\n"
@@ -118,6 +120,8 @@ static bool parse_option(int option, struct options *options, int *ret_status)
                wrong(ret_status, "--threads", "a number from 1 to 256", optarg);
     case 'e':
         return parse_number(optarg, CASE_TOP_K_MAX, &options->experts) || wrong(ret_status, "--experts", "a number from 1 to 16", optarg);
+    case 'T':
+        return parse_number(optarg, WHOLE_TOKENS_MAX, &options->tokens) || wrong(ret_status, "--tokens", "a number from 1 to 8192", optarg);
     case 'r':
         return parse_number(optarg, SETTINGS_ROUNDS_MAX, &settings->rounds) ||
                wrong(ret_status, "--rounds", "a number from 1 to 99", optarg);
@@ -138,12 +142,19 @@ static bool parse_option(int option, struct options *options, int *ret_status)
 static bool parse_options(int argc, char **argv, struct options *options, int *ret_status)
 {
     static const struct option known[] = {
-        {"case", required_argument, NULL, 'c'},    {"cache", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'}, {"experts", required_argument, NULL, 'e'},
-        {"rounds", required_argument, NULL, 'r'},  {"variant", required_argument, NULL, 'v'},
-        {"memory", required_argument, NULL, 'm'},  {"subnormals", required_argument, NULL, 's'},
-        {"pool", required_argument, NULL, 'p'},    {"corrupt", required_argument, NULL, 'x'},
-        {"json", no_argument, NULL, 'j'},          {0},
+        {"case", required_argument, NULL, 'c'},
+        {"cache", required_argument, NULL, 'k'},
+        {"threads", required_argument, NULL, 't'},
+        {"experts", required_argument, NULL, 'e'},
+        {"tokens", required_argument, NULL, 'T'},
+        {"rounds", required_argument, NULL, 'r'},
+        {"variant", required_argument, NULL, 'v'},
+        {"memory", required_argument, NULL, 'm'},
+        {"subnormals", required_argument, NULL, 's'},
+        {"pool", required_argument, NULL, 'p'},
+        {"corrupt", required_argument, NULL, 'x'},
+        {"json", no_argument, NULL, 'j'},
+        {0},
     };
     int option;
 

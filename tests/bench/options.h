@@ -13,6 +13,7 @@ struct options {
     bool smp;         /* kind CASE_MOE by all threads together */
     bool prefill;     /* kind CASE_GEMV with many tokens */
     uint32_t experts; /* of smp's steps; 0: the usual numbers */
+    uint32_t tokens;  /* smp: not one token but so many; 0: one */
     const char *text; /* of the case; NULL: the usual ones; "all": all that have a name */
     struct settings settings;
 };

@@ -51,33 +51,13 @@ struct smp {
     void *phases_scratch;
     /* of the step under way: member 0 writes, a barrier before and after */
     int32_t ids[CASE_TOP_K_MAX];
-    /* a barrier: members that have come, and how often all have */
-    uint32_t come, open; /* atomic */
-    uint64_t *busy;      /* [threads * BUSY_STRIDE] ns */
-    uint64_t sink;       /* atomic */
-    struct way *way;     /* the one that runs */
+    struct smp_barrier barrier;
+    uint64_t *busy;  /* [threads * BUSY_STRIDE] ns */
+    uint64_t sink;   /* atomic */
+    struct way *way; /* the one that runs */
 };
 
 #define BUSY_STRIDE 16
-
-static void barrier(struct smp *smp, uint32_t threads)
-{
-    uint32_t turn = __atomic_load_n(&smp->open, __ATOMIC_RELAXED);
-
-    if (threads == 1)
-        return;
-    if (__atomic_add_fetch(&smp->come, 1, __ATOMIC_ACQ_REL) == threads) {
-        __atomic_store_n(&smp->come, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&smp->open, turn + 1, __ATOMIC_RELEASE);
-        return;
-    }
-    while (__atomic_load_n(&smp->open, __ATOMIC_ACQUIRE) == turn)
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#else
-        ;
-#endif
-}
 
 /* The experts of the next step, ascending: those that were not touched for longest, or when hot always the first ones. */
 static void next(const struct smp *smp, uint32_t *cursor, int32_t ids[CASE_TOP_K_MAX])
@@ -134,7 +114,7 @@ static void compute_step(struct smp *smp, uint32_t member)
     if (member == 0)
         begin_step(smp);
     busy += clock_now_ns() - from;
-    barrier(smp, way->threads);
+    smp_barrier(&smp->barrier, way->threads);
     phases = way->kind == ROWS ? phases_count(&smp->phases) : SMP_SLOTS_PHASES;
     for (uint32_t phase = 0; phase < phases; phase++) {
         from = clock_now_ns();
@@ -143,7 +123,7 @@ static void compute_step(struct smp *smp, uint32_t member)
         else
             smp_slots_run(&smp->slots, smp->pool.items, smp->ids, smp->vectors.weights, smp->experts, phase, member, way->threads, smp->y);
         busy += clock_now_ns() - from;
-        barrier(smp, way->threads);
+        smp_barrier(&smp->barrier, way->threads);
     }
     smp->busy[member * BUSY_STRIDE] += busy;
 }
@@ -167,7 +147,7 @@ static void work(void *data, uint32_t member)
             memcpy(smp->ids, ids, sizeof(ids));
         compute_step(smp, member);
     }
-    barrier(smp, way->threads);
+    smp_barrier(&smp->barrier, way->threads);
     if (member == 0)
         smp->pool.cursors[0] = cursor;
 }

@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdio.h>
 
 #include "kernels/kernels.h"
@@ -5,7 +6,7 @@
 
 static bool any; /* a JSON object was printed */
 
-void smp_report_begin(const struct settings *settings)
+void smp_report_begin(const struct settings *settings, bool whole)
 {
     if (settings->json) {
         putchar('[');
@@ -13,8 +14,9 @@ void smp_report_begin(const struct settings *settings)
     }
     printf("%s, %u thread%s, kernels %s, %u rounds, %s memory\n", settings->cold ? "cold" : "hot", settings->threads,
            settings->threads == 1 ? "" : "s", kernels_variant_name(), settings->rounds, memory_kind_name(settings->memory));
-    printf("%-20s %8s %9s %8s %9s %8s %8s %10s %10s %7s\n", "case", "experts", "Gparam/s", "read", "of_limit", "speedup", "of_read",
-           "imbalance", "slots/rows", "spread");
+    if (!whole)
+        printf("%-20s %8s %9s %8s %9s %8s %8s %10s %10s %7s\n", "case", "experts", "Gparam/s", "read", "of_limit", "speedup", "of_read",
+               "imbalance", "slots/rows", "spread");
 }
 
 void smp_report(const struct bench_case *what, const struct settings *settings, const struct smp_result *result)
@@ -34,10 +36,31 @@ void smp_report(const struct bench_case *what, const struct settings *settings, 
     fflush(stdout);
 }
 
-void smp_report_end(const struct settings *settings)
+void smp_report_whole(const struct bench_case *what, const struct settings *settings, const struct smp_whole *result)
+{
+    char of_peak[16];
+
+    snprintf(of_peak, sizeof(of_peak), isnan(result->of_peak) ? "null" : "%.4f", result->of_peak);
+    if (settings->json)
+        printf("%s\n {\"case\": \"%s\", \"tokens\": %u, \"threads\": %u, \"variant\": \"%s\", \"gflops\": %.3f, \"of_peak\": %s, "
+               "\"speedup\": %.4f, \"over_decodes\": %.4f, \"imbalance\": %.6f, \"weight_stream_gb_per_s\": %.4f, \"tiles\": %.0f, "
+               "\"avg_tile_batch\": %.4f, \"rounds\": %u}",
+               any ? "," : "", what->name, result->tokens, settings->threads, kernels_variant_name(), result->gflops, of_peak,
+               result->speedup, result->over_decodes, result->imbalance, result->weight_stream_gb, result->tiles, result->avg_tile_batch,
+               settings->rounds);
+    else
+        printf("%-20s %u tokens: %.1f GFLOP/s, of_peak %s, speedup %.3f, %.2f times as fast as decodes, imbalance %.4f, weights %.2f GB/s, "
+               "%.0f tiles of %.1f tokens\n",
+               what->name, result->tokens, result->gflops, of_peak, result->speedup, result->over_decodes, result->imbalance,
+               result->weight_stream_gb, result->tiles, result->avg_tile_batch);
+    any = true;
+    fflush(stdout);
+}
+
+void smp_report_end(const struct settings *settings, bool whole)
 {
     if (settings->json)
         puts("\n]");
-    else
+    else if (!whole)
         puts("speedup: all threads over one; of_read: that over a pure read's own. Medians of interleaved rounds; spread: of of_limit.");
 }
