@@ -98,8 +98,8 @@ static bool coming(const struct core_duck *duck)
     return (on_its_way || blinked) && duck->failures < JOB_PATIENCE;
 }
 
-/* While ducks are starting, or starting again, nobody knows what the fleet is, so jobs wait. A registered model, after a start of fp9d, waits for a while
- * also for ducks that could not be reached yet: its slots may be there, and others would have to be filled anew. */
+/* While ducks are starting, or starting again, nobody knows what the fleet is, so jobs wait. A registered model, after a start of fp9d,
+ * waits for a while also for ducks that could not be reached yet: its slots may be there, and others would have to be filled anew. */
 static bool fleet_unknown(const struct core *core, bool registered)
 {
     bool fresh = registered && core->ticked_ns < core->started_ns + core->conf.grace_ns;

@@ -154,7 +154,6 @@ def test_database_is_only_a_mirror(make_daemon, checkpoint):
     log = daemon.log()
     assert "corrected" in log
     with sqlite3.connect(path) as db:
-        assert db.execute("SELECT count(*) FROM slot WHERE duck = 'local3' AND model_key = ?", (first["model_key"],)).fetchone()[0] in (0, 4)
     assert len(daemon.ok("cache", "list")["slots"]) >= 12
 
 
