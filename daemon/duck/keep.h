@@ -1,5 +1,7 @@
 /* The weight buffer beyond this process: systemd's store of descriptors (FileDescriptorStoreMax= in the unit) holds the memfd while
- * fp9-duck is started again after a crash or by "systemctl restart". A full stop, and a reboot, end it. Main thread, before others start. */
+ * fp9-duck is started again after a crash or by "systemctl restart". A full stop and a reboot end it.
+ *
+ * Main thread, before others start. */
 #ifndef FP9_DUCK_KEEP_H
 #define FP9_DUCK_KEEP_H
 

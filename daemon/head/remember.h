@@ -1,5 +1,5 @@
-/* Registered models on their way into the database. What cannot be written (the disk is full, say) is tried again until it can: a model that
- * works must not be gone after the next restart for a shortage that has long passed. Loop thread only. */
+/* Registered models on their way into the database. What cannot be written (the disk is full, say) is tried again until it can: a model
+ * that works must not be gone after the next restart for a shortage that has long passed. Loop thread only. */
 #ifndef FP9_HEAD_REMEMBER_H
 #define FP9_HEAD_REMEMBER_H
 

@@ -167,7 +167,7 @@ def wait_ready(daemon, rpc, seconds=20):
 
 
 def test_killed_anywhere(fleet, model):
-    """Rounds of: forget all, load, kill something at a random moment, see it come to an end; every slot and every layer's output as ever."""
+    """Rounds of: forget all, load, kill something at a random moment, let it come to an end; slots and layers' outputs are as ever."""
     seed = seed_of("test_killed_anywhere")
     chance = random.Random(seed)
     daemon = fleet.daemon
@@ -219,7 +219,7 @@ def test_killed_anywhere(fleet, model):
 
 
 def test_restarts_are_hits(fleet, model):
-    """fp9d ended and killed, every duck killed: the model is ready again by itself, under the same boot ids, and nothing is read or sent."""
+    """fp9d ended and killed, every duck killed: the model is ready again by itself, with the same boot ids, nothing is read or sent."""
     daemon = fleet.daemon
     with Rpc(daemon.socket) as rpc:
         load(rpc, model)
@@ -356,7 +356,8 @@ def test_not_a_duck_at_all(build, tmp_path):
                 return
             end.sendall(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n")
     threading.Thread(target=answer, daemon=True).start()
-    daemon = Daemon(build, tmp_path, ducks=1, memory="64M", remote=[("ssh", f"127.0.0.1:{server.getsockname()[1]}"), ("nobody", "127.0.0.1:1")])
+    others = [("ssh", f"127.0.0.1:{server.getsockname()[1]}"), ("nobody", "127.0.0.1:1")]
+    daemon = Daemon(build, tmp_path, ducks=1, memory="64M", remote=others)
     daemon.spawn()
     daemon.wait_up(1)
     lost_reason(daemon, "ssh", ["no fp9-duck"])
@@ -434,7 +435,7 @@ def test_damaged_header_is_not_trusted(make_duck, build, tmp_path, model, offset
 
 
 def test_one_buffer_has_one_process(make_duck, build, tmp_path):
-    """A duck that is stopped still holds its buffer; one that is started on the same memfd waits, gives up with its name, and gets it later."""
+    """A duck that is stopped still holds its buffer; another on the same memfd waits, gives up naming it, and gets it later."""
     duck = make_duck()
     fd = kept(duck)
     other = DuckService(build, tmp_path, "other")
@@ -510,7 +511,8 @@ def test_disk_read_errors(make_daemon, model, tmp_path):
         failures, before = 0, set(others)
         for after in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597, 2584):
             paths = [word for shard in shards for word in ("-P", shard)]
-            with Strace(daemon.process.pid, tmp_path, *paths, "-e", "trace=pread64,read", "-e", f"inject=pread64,read:error=EIO:when={after}+"):
+            fault = ("-e", "trace=pread64,read", "-e", f"inject=pread64,read:error=EIO:when={after}+")
+            with Strace(daemon.process.pid, tmp_path, *paths, *fault):
                 try:
                     done = load(rpc, model)
                 except RpcError as error:
@@ -532,15 +534,16 @@ def test_disk_read_errors(make_daemon, model, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A mount namespace in which a directory is a file system of 512 KiB; (words that run a program there, the directory, its path from here)."""
+    """A mount namespace where a directory is a file system of 512 KiB: words that run a program there, the path from here."""
     folder = tmp_path / "state"
     folder.mkdir()
-    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=512k tmpfs "{folder}" && echo there && exec sleep 600'],
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    mount = f'mount -t tmpfs -o size=512k tmpfs "{folder}" && echo there && exec sleep 600'
+    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", mount], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True)
     try:
         if holder.stdout.readline() != "there\n":
             pytest.skip(f"no file system may be mounted here: {holder.stderr.read().strip()}")
-        yield ["nsenter", "-t", str(holder.pid), "-m", "--"], folder, f"/proc/{holder.pid}/root{folder}"
+        yield ["nsenter", "-t", str(holder.pid), "-m", "--"], f"/proc/{holder.pid}/root{folder}"
     finally:
         holder.kill()
         holder.communicate()
@@ -550,7 +553,7 @@ def test_state_directory_is_full(build, tmp_path, small_disk, model):
     """What is loaded works and stays; what could not be written is written when there is room again."""
     manager = Manager(tmp_path, "fp9d")
     daemon = Daemon(build, tmp_path, ducks=DUCKS, memory="64M", manager=manager)
-    daemon.wrap, _, seen = small_disk
+    daemon.wrap, seen = small_disk
     daemon.start()
     with open(f"{seen}/filler", "wb", buffering=0) as file:
         try:

@@ -72,7 +72,8 @@ class Daemon:
             if self.manager:
                 self.process = self.manager.spawn(args, log.fileno(), self.env)
                 return self
-            self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True, **popen)
+            self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
+                                            start_new_session=True, **popen)
         finally:
             log.close()
         return self

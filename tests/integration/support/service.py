@@ -158,7 +158,8 @@ class DuckService:
             if self.manager:
                 self.process = self.manager.spawn(args, log.fileno(), self.env)
             else:
-                self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True)
+                self.process = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env,
+                                                start_new_session=True)
         return self
 
     def start(self):

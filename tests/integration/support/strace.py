@@ -12,6 +12,7 @@ from . import safetensors
 from .daemon import SLOW
 
 CALLS = "read,pread64,readv,preadv,preadv2,mmap,copy_file_range,sendfile,splice,io_uring_enter,sendmsg,sendto,write,writev,pwrite64"
+WRITES = ("sendmsg", "sendto", "writev", "write")
 DONE = re.compile(r"^(\d+) +(?:[\d.]+ )?(\w+)\((.*)\) += +(-?\d+|0x[0-9a-f]+)")
 CUT = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$")
 REST = re.compile(r"^(\d+) +<\.\.\. \w+ resumed>(.*)$")
@@ -128,5 +129,5 @@ class Seen:
                 self.weights += sum(max(0, min(end, offset + result) - max(first, offset)) for first, end in weights[shard])
             elif shard and result > 0:
                 self.unknown.append((name, arguments, result))
-            elif name in ("sendmsg", "sendto", "writev", "write") and where and result > 0 and re.match(r"(TCP|UNIX|socket)", where.group(2)):
+            elif name in WRITES and where and result > 0 and re.match(r"(TCP|UNIX|socket)", where.group(2)):
                 self.sent += result

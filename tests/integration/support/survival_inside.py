@@ -1,5 +1,5 @@
-"""Runs beside a real systemd (test_systemd.py copies it there): fp9d.service with two local ducks and fp9-duck.service beside it. Every step
-says what it is before it runs; the first that fails ends it."""
+"""Runs beside a real systemd (test_systemd.py copies it there): fp9d.service with two local ducks and fp9-duck.service beside it. Every
+step says what it is before it runs; the first that fails ends it."""
 import json
 import os
 import random
@@ -89,6 +89,10 @@ def main_pid(unit):
     return int(field(unit, "MainPID"))
 
 
+def active(unit):
+    return field(unit, "ActiveState") == "active"
+
+
 def done_jobs():
     return [line for line in journal("fp9d").splitlines() if line.startswith("job: ") and " of shakespeare done: " in line]
 
@@ -115,7 +119,7 @@ def disturb(what, act, truth):
     before, seen = len(done_jobs()), {unit: main_pid(unit) for unit in ("fp9d", "fp9-duck")}
     ended = act()
     for unit in ended:
-        wait(f"{unit} to be started again", lambda unit=unit: main_pid(unit) not in (0, seen[unit]) and field(unit, "ActiveState") == "active")
+        wait(f"{unit} to be started again", lambda unit=unit: main_pid(unit) not in (0, seen[unit]) and active(unit))
     wait("everything to be ready", ready)
     truth.same()
     for line in done_jobs()[before:]:
@@ -156,7 +160,8 @@ def unit_tests():
     assert field("fp9d", "NFileDescriptorStore") == "2", field("fp9d", "NFileDescriptorStore")
     assert os.stat(f"/proc/{main_pid('fp9-duck')}").st_uid != 0
     wait("three ducks", lambda: [d["state"] for d in ctl("duck", "list")["ducks"]] == ["up"] * 3)
-    assert {d["name"]: d["address"] for d in ctl("duck", "list")["ducks"]} == {"local0": "local", "local1": "local", "kitchen": "127.0.0.1:7909"}
+    addresses = {d["name"]: d["address"] for d in ctl("duck", "list")["ducks"]}
+    assert addresses == {"local0": "local", "local1": "local", "kitchen": "127.0.0.1:7909"}
 
 
 def restarts(truth):
