@@ -538,7 +538,8 @@ def small_disk(tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
     mount = f'mount -t tmpfs -o size=512k tmpfs "{folder}" && echo there && exec sleep 600'
-    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", mount], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", mount],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True)
     try:
         if holder.stdout.readline() != "there\n":
