@@ -196,14 +196,16 @@ static int new_peer(struct head *head, uint32_t index, const char *name, bool sp
 static int local_buffer(struct head *head, const char *name, uint64_t memory, int *ret_fd, struct err *err)
 {
     _cleanup_(closep) int kept = fdstore_take_buffer(head->fdstore, name);
-    if (kept >= 0 && local_buffer_size(kept) == memory) {
+    uint64_t size = kept < 0 ? 0 : local_buffer_size(kept);
+    /* A share of RAM that nobody has asked for moves a little with the machine's idea of its RAM (balloons, hot-plugged memory). */
+    bool fits = head->conf->local_memory ? size == memory : size >= memory - memory / 8 && size <= memory + memory / 8;
+    if (kept >= 0 && fits) {
         log_info("duck", "%s: its weight buffer was kept across the restart", name);
         *ret_fd = STEAL_FD(kept);
         return 0;
     }
     if (kept >= 0) {
-        log_info("duck", "%s: the weight buffer that was kept has %" PRIu64 " bytes, %" PRIu64 " are configured: given up", name,
-                 local_buffer_size(kept), memory);
+        log_info("duck", "%s: the weight buffer that was kept has %" PRIu64 " bytes, %" PRIu64 " are wanted: given up", name, size, memory);
         fdstore_drop_buffer(name);
     }
     int r = local_make_buffer(name, memory, ret_fd, err);

@@ -414,6 +414,25 @@ def test_another_memory_size(make_duck):
     assert duck.log().count("attached") == 1 and os.fstat(kept(duck)).st_size == 32 << 20
 
 
+def test_another_local_memory(build, tmp_path):
+    """fp9d gives up what is of another size, and what belongs to ducks that it has no more, and nothing else."""
+    manager = Manager(tmp_path, "fp9d")
+    try:
+        sizes = []
+        for memory, count in (("64M", 3), ("64M", 3), ("32M", 3), ("32M", 1)):
+            daemon = Daemon(build, tmp_path, ducks=count, memory=memory, manager=manager)
+            daemon.start()
+            found = {name: os.fstat(fd) for name, fd in manager.store}
+            assert set(found) == {f"weights-local{i}" for i in range(count)} and len(manager.store) == count
+            sizes.append({name: (info.st_ino, info.st_size) for name, info in found.items()})
+            daemon.stop()
+        assert sizes[0] == sizes[1]
+        assert all(size == 32 << 20 for _, size in sizes[2].values())
+        assert sizes[3] == {"weights-local0": sizes[2]["weights-local0"]}
+    finally:
+        manager.close()
+
+
 @pytest.mark.parametrize("offset, what", [(0, "magic"), (8, "version"), (24, "boot id"), (4096, "slots")])
 def test_damaged_header_is_not_trusted(make_duck, build, tmp_path, model, offset, what):
     """Noise over a part of the kept header: formatted anew under another boot id, said in the log, and filled again by itself."""
@@ -538,9 +557,8 @@ def small_disk(tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
     mount = f'mount -t tmpfs -o size=512k tmpfs "{folder}" && echo there && exec sleep 600'
-    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", mount],
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              text=True)
+    holder = subprocess.Popen(["unshare", "-m", "sh", "-c", mount], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
     try:
         if holder.stdout.readline() != "there\n":
             pytest.skip(f"no file system may be mounted here: {holder.stderr.read().strip()}")
