@@ -118,8 +118,10 @@ static void add_bad(struct cache_check *check, const struct item *item, const st
     const struct core *core = check->head->core;
     char key[DIGEST_HEX_SIZE], expert[24] = "";
     digest_hex(item->key, key);
-    if (found && found->verdict == MSG_VERDICT_BAD && found->parts)
-        snprintf(expert, sizeof expert, found->expert >= 0 ? "%d" : found->expert == -2 ? "shared" : "", found->expert);
+    if (found && found->verdict == MSG_VERDICT_BAD && found->parts && found->expert >= 0)
+        snprintf(expert, sizeof expert, "%d", found->expert);
+    else if (found && found->verdict == MSG_VERDICT_BAD && found->parts && found->expert == -2)
+        snprintf(expert, sizeof expert, "shared");
     const char *model = item->model != CORE_NONE && core->models[item->model].used ? core->models[item->model].name : NULL;
     log_error("cache", "%s: model %s (key %.12s), layer %u: %s", core->ducks[item->duck].name, model ? model : "none that is loaded", key,
               item->layer, reason);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/head/core_parts.h"
+#include "proto/base/size.h"
 
 /* What `invalidate-cache --model` could free on a duck, in words: by name, or by the key of slots that no loaded model uses. */
 static void list_droppable(const struct core *core, const struct core_model *model, const struct core_duck *duck, char *text, size_t size)
@@ -34,29 +35,39 @@ static void list_droppable(const struct core *core, const struct core_model *mod
         snprintf(text, size, "nothing could be dropped; more ducks, a larger weight buffer or a higher tp would do");
 }
 
+/* What a slot takes in a weight buffer: whole pages, and a checksum of each expert behind its bytes. Of another model's slot the number of
+ * experts is not known here, so a page is allowed for it. */
+#define ROOM_PAGE 4096u
+static uint64_t room_for(uint64_t bytes, uint64_t sums)
+{
+    return size_round_up(bytes + sums, ROOM_PAGE);
+}
+
 /* Bytes that the missing slots of one rank need beyond what they replace, against the duck's free room. */
 static int check_room(const struct core *core, const struct core_model *model, const struct core_job *job, uint32_t rank, struct err *err)
 {
     const struct core_duck *duck = &core->ducks[model->duck_of_rank[rank]];
-    uint64_t need = 0, replaced = 0;
+    uint64_t need = 0, used = 0, sums = (model->arch->experts + UINT64_C(1)) * sizeof(uint64_t);
+    for (size_t i = 0; i < duck->slot_count; i++)
+        used += room_for(duck->slots[i].bytes, ROOM_PAGE);
     for (size_t i = 0; i < job->missing_count; i++) {
         if (job->missing[i].rank != rank)
             continue;
         uint32_t layer = job->missing[i].layer;
         const struct plan_rank *share = &model->plan->ranks[rank];
-        need += model->arch->layer_is_moe[layer] ? share->moe_slot_bytes : share->dense_slot_bytes;
+        need += room_for(model->arch->layer_is_moe[layer] ? share->moe_slot_bytes : share->dense_slot_bytes, sums);
         const struct msg_slot *old = core_duck_slot(duck, model->key, layer);
-        replaced += old ? old->bytes : 0;
+        used -= old ? room_for(old->bytes, ROOM_PAGE) : 0;
     }
-    uint64_t has = duck->hello.capacity_bytes - (duck->used_bytes - replaced);
+    uint64_t has = duck->hello.capacity_bytes > used ? duck->hello.capacity_bytes - used : 0;
     if (need <= has)
         return 0;
     char droppable[256];
     list_droppable(core, model, duck, droppable, sizeof droppable);
     err_set(err, -ENOSPC, ERR_NO_MEMORY,
             "duck %s: rank %u needs %llu bytes, its weight buffer has %llu free of %llu, other slots hold %llu: %s", duck->name, rank,
-            (unsigned long long)need, (unsigned long long)has, (unsigned long long)duck->hello.capacity_bytes,
-            (unsigned long long)(duck->used_bytes - replaced), droppable);
+            (unsigned long long)need, (unsigned long long)has, (unsigned long long)duck->hello.capacity_bytes, (unsigned long long)used,
+            droppable);
     err_value_str(err, "droppable", droppable);
     err_value_str(err, "duck", duck->name);
     err_value_int(err, "needs", (long long)need);
