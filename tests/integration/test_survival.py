@@ -144,6 +144,10 @@ def slots(rpc):
     return sorted((s["layer"], s["rank"], s["kind"], s["bytes"], s["state"], s["checksum"]) for s in rpc.call("cache.list")["slots"])
 
 
+def boot_ids(rpc):
+    return {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+
+
 def inputs():
     chance = np.random.default_rng(5)
     x = safetensors.f32_to_bf16(chance.standard_normal((TOKENS, HIDDEN)).astype(np.float32))
@@ -172,16 +176,21 @@ def test_killed_anywhere(fleet, model):
     chance = random.Random(seed)
     daemon = fleet.daemon
     with Rpc(daemon.socket, 60 * SLOW) as rpc:
-        begun = time.monotonic()
-        first = load(rpc, model)
-        usual = time.monotonic() - begun
-        assert first["cache"] == "miss" and first["bytes_sent"] > 0
-        true_slots, true_outputs = slots(rpc), outputs(rpc)
+        times = []
+        for _ in range(4):  # the first is slower than those of the rounds
+            begun = time.monotonic()
+            first = load(rpc, model)
+            times.append(time.monotonic() - begun)
+            assert first["cache"] == "miss" and first["bytes_sent"] > 0
+            if len(times) < 4:
+                rpc.call("cache.invalidate", all=True)
+        usual = min(times)
+        true_slots, true_outputs, ids = slots(rpc), outputs(rpc), boot_ids(rpc)
     assert len(true_slots) == LAYERS * DUCKS and all(s[4] == "finished" for s in true_slots)
     resumed, rounds = 0, []
     for number in range(ROUNDS):
-        kind, which, wait = chance.choice(fleet.kinds), chance.randrange(DUCKS), chance.uniform(0, 1.1 * usual)
-        told = f"seed {seed}, round {number}: {kind} {which} after {wait * 1e3:.1f} ms of about {usual * 1e3:.0f}"
+        kind, which, wait = chance.choice(fleet.kinds), chance.randrange(DUCKS), chance.uniform(0, usual)
+        told = f"seed {seed}, round {number}: {kind} {which} after {wait * 1e3:.1f} ms of about {usual * 1e3:.0f} ms"
         begun = time.monotonic()
         with Rpc(daemon.socket, 60 * SLOW) as rpc:
             rpc.call("cache.invalidate", all=True)
@@ -208,6 +217,7 @@ def test_killed_anywhere(fleet, model):
             resumed += shown["cache"] == "partial"
             assert slots(rpc) == true_slots, told
             assert outputs(rpc) == true_outputs, told
+            assert boot_ids(rpc) == ids, f"{told}: a buffer was given up"
             again = load(rpc, model)
             assert (again["cache"], again["bytes_read"], again["bytes_sent"]) == ("hit", 0, 0), (told, again)
         rounds.append(time.monotonic() - begun)
@@ -224,7 +234,7 @@ def test_restarts_are_hits(fleet, model):
     with Rpc(daemon.socket) as rpc:
         load(rpc, model)
         true_slots, true_outputs = slots(rpc), outputs(rpc)
-        ids = {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+        ids = boot_ids(rpc)
     def restart():
         daemon.stop()
         daemon.start()
@@ -236,7 +246,7 @@ def test_restarts_are_hits(fleet, model):
         with Rpc(daemon.socket) as rpc:
             daemon.wait_for("the news", lambda: daemon.log().count(": lost: ") > losses or daemon.log().count("job: ") > jobs_before)
             wait_ready(daemon, rpc)
-            assert {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]} == ids
+            assert boot_ids(rpc) == ids
             assert all(j["state"] == "done" for j in rpc.call("job.list")["jobs"])
             assert slots(rpc) == true_slots
             assert outputs(rpc) == true_outputs
@@ -253,13 +263,13 @@ def test_one_duck_rebooted(fleet, model):
     with Rpc(daemon.socket) as rpc:
         first = load(rpc, model)
         true_slots, true_outputs = slots(rpc), outputs(rpc)
-        ids = {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+        ids = boot_ids(rpc)
         ranks = {s["duck"]: s["rank"] for s in rpc.call("cache.list")["slots"]}
     name = fleet.reboot(1)
     with Rpc(daemon.socket) as rpc:
-        daemon.wait_for("the other boot id", lambda: {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}[name] != ids[name])
+        daemon.wait_for("the other boot id", lambda: boot_ids(rpc)[name] != ids[name])
         wait_ready(daemon, rpc)
-        now = {d["name"]: d["boot_id"] for d in rpc.call("duck.list")["ducks"]}
+        now = boot_ids(rpc)
         assert [n for n in ids if now[n] != ids[n]] == [name]
         assert {s["duck"]: s["rank"] for s in rpc.call("cache.list")["slots"]} == ranks
         assert slots(rpc) == true_slots and outputs(rpc) == true_outputs
