@@ -124,7 +124,8 @@ static int verify(const struct frame *frame, char *text, size_t size, struct err
     char key[DIGEST_HEX_SIZE];
     int r = msg_verify_decode(frame, &m, err);
     if (r == 0)
-        snprintf(text, size, "model %s layer %u%s", short_key(m.model_key, key), m.layer, m.expected_given ? " against the checkpoint" : "");
+        snprintf(text, size, "model %s layer %u%s", short_key(m.model_key, key), m.layer,
+                 m.expected_given ? " against the checkpoint" : "");
     return r;
 }
 
@@ -184,8 +185,8 @@ static int step(const struct frame *frame, char *text, size_t size, struct err *
     struct msg_step m;
     int r = msg_step_decode(frame, &m, err);
     if (r == 0)
-        snprintf(text, size, "session %" PRIu64 " layer %u tokens %u top_k %u hidden %u%s%s", m.session, m.layer, m.tokens, m.top_k, m.hidden,
-                 m.prefill ? " prefill" : "", m.batch ? " batch" : "");
+        snprintf(text, size, "session %" PRIu64 " layer %u tokens %u top_k %u hidden %u%s%s", m.session, m.layer, m.tokens, m.top_k,
+                 m.hidden, m.prefill ? " prefill" : "", m.batch ? " batch" : "");
     return r;
 }
 

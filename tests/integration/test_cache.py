@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import threading
 import time
 
 import pytest
@@ -260,3 +261,23 @@ def test_invalidation_reaches_an_absent_duck_when_it_returns(make_daemon, checkp
     daemon.wait_for("its slots to go", lambda: not daemon.ok("cache", "list")["slots"])
     again = load(daemon, checkpoint)
     assert again["cache"] == "miss" and again["model_key"] == first["model_key"] and "invalidated by uid" in again["reason"]
+
+
+def test_invalidation_while_steps_run(make_daemon, checkpoint, reference, tmp_path):
+    """C13: what runs ends or fails by name, memory is freed, nothing answers from slots that are gone."""
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    before, said = bits(daemon, reference, tmp_path), []
+    bench = threading.Thread(target=lambda: said.append(daemon.ctl("bench", "m", "--tokens", 100000)))
+    bench.start()
+    daemon.wait_for("the bench's session", lambda: daemon.ok("session", "list")["sessions"])
+    freed = daemon.ok("invalidate-cache", "--all")
+    assert freed["freed_bytes"] > 0 and freed["pending"] == []
+    bench.join(60)
+    assert said and said[0].status == 1 and "invalidated" in said[0].error["message"]
+    assert daemon.ok("cache", "list")["slots"] == []
+    assert all(d["used_bytes"] == 0 for d in daemon.ok("duck", "list")["ducks"])
+    daemon.refused("decode", "m", "--layer", 2, "--input", reference.path, "--prefix", reference.prefix(2), "--output", tmp_path / "no",
+                   name="NOT_READY", words=["invalidated"])
+    load(daemon, checkpoint)
+    assert bits(daemon, reference, tmp_path) == before
