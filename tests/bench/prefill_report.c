@@ -33,7 +33,7 @@ static void json_number(const char *key, double value)
     if (isnan(value))
         printf(", \"%s\": null", key);
     else
-        printf(", \"%s\": %.4f", key, value);
+        printf(", \"%s\": %.5g", key, value);
 }
 
 void prefill_report(const struct bench_case *what, const struct settings *settings, const char *variant,

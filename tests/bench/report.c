@@ -6,7 +6,7 @@
 
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
-#include "tests/bench/rival.h"
+#include "tests/bench/openblas.h"
 
 static bool any; /* a JSON object was printed */
 
@@ -66,17 +66,17 @@ static void json_ratio(const char *key, double ratio)
     if (isnan(ratio))
         printf(", \"%s\": null", key);
     else
-        printf(", \"%s\": %.4f", key, ratio);
+        printf(", \"%s\": %.5g", key, ratio);
 }
 
 static void json_object(const struct bench_case *what, const struct settings *settings, const struct result *result)
 {
     printf("%s\n {\"case\": \"%s\", \"variant\": \"%s\", \"chosen\": %s, \"cache\": \"%s\", \"threads\": %u, \"isa\": \"%s\", "
-           "\"gparam_s\": %.4f, \"gb_s\": %.4f, \"read_gb_s\": %.4f, \"of_read\": %.4f, \"of_limit\": %.4f, \"spread\": %.4f, ",
+           "\"gparam_s\": %.5g, \"gb_s\": %.5g, \"read_gb_s\": %.5g, \"of_read\": %.5g, \"of_limit\": %.5g, \"spread\": %.5g, ",
            any ? "," : "", what->name, result->variant.name, variant_chosen(&result->variant) ? "true" : "false",
            settings->cold ? "cold" : "hot", settings->threads, variant_isa(&result->variant), result->gparam_s, result->gb_s,
            result->read_gb_s, result->of_read, result->of_limit, result->spread);
-    printf("\"ratio_spread\": %.4f, \"imbalance\": %.6f, \"pinned\": %s, \"verified\": \"%s\", \"reader\": \"%s\", \"rounds\": %u, "
+    printf("\"ratio_spread\": %.5g, \"imbalance\": %.6f, \"pinned\": %s, \"verified\": \"%s\", \"reader\": \"%s\", \"rounds\": %u, "
            "\"memory\": \"%s\", \"pool_bytes\": %zu, \"huge_bytes\": %zu, \"subnormals\": %g",
            result->ratio_spread, result->imbalance, result->pinned ? "true" : "false", result->variant.exact ? "bits" : "tolerance",
            result->reader, settings->rounds, memory_kind_name(settings->memory), result->pool_bytes, result->huge_bytes,
@@ -122,8 +122,8 @@ void report_end(const struct settings *settings)
         puts("\n]");
         return;
     }
-    if (rival_openblas_config())
-        printf("%s\n", rival_openblas_config());
+    if (openblas_config())
+        printf("%s\n", openblas_config());
     puts("* is what the programs use; every variant was checked against the reference first. Medians of interleaved rounds with spreads\n"
          "(quartiles): of the rate, and of of_limit; only ratios of one run compare with another run's.");
 }

@@ -38,9 +38,6 @@ void rival_pack(const struct rival *rival, const struct weights *weights, uint8_
 /* h[i] = silu(gate[i]) * up[i], to the bit of kernels/README section 4; count is rounded up to a multiple of 8. */
 void rival_silu(float *h, const float *gate, const float *up, uint32_t count);
 
-/* How OpenBLAS was built and what it takes this CPU for; NULL when it is not in use. */
-const char *rival_openblas_config(void);
-
 /* For check: 0, or -ENOTSUP where AVX2 is missing. */
 int rival_needs_avx2(struct err *err);
 

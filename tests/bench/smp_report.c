@@ -22,9 +22,9 @@ void smp_report_begin(const struct settings *settings, bool whole)
 void smp_report(const struct bench_case *what, const struct settings *settings, const struct smp_result *result)
 {
     if (settings->json)
-        printf("%s\n {\"case\": \"%s\", \"experts\": %u, \"threads\": %u, \"cache\": \"%s\", \"variant\": \"%s\", \"of_limit\": %.4f, "
-               "\"speedup\": %.4f, \"read_speedup\": %.4f, \"of_read_speedup\": %.4f, \"imbalance\": %.6f, \"gparam_s\": %.4f, "
-               "\"read_gb_s\": %.4f, \"slots_over_rows\": %.4f, \"spread\": %.4f, \"pinned\": %s, \"rounds\": %u}",
+        printf("%s\n {\"case\": \"%s\", \"experts\": %u, \"threads\": %u, \"cache\": \"%s\", \"variant\": \"%s\", \"of_limit\": %.5g, "
+               "\"speedup\": %.5g, \"read_speedup\": %.5g, \"of_read_speedup\": %.5g, \"imbalance\": %.6f, \"gparam_s\": %.5g, "
+               "\"read_gb_s\": %.5g, \"slots_over_rows\": %.5g, \"spread\": %.5g, \"pinned\": %s, \"rounds\": %u}",
                any ? "," : "", what->name, result->experts, settings->threads, settings->cold ? "cold" : "hot", kernels_variant_name(),
                result->of_limit, result->speedup, result->read_speedup, result->of_read_speedup, result->imbalance, result->gparam_s,
                result->read_gb_s, result->slots_over_rows, result->spread, result->pinned ? "true" : "false", settings->rounds);
@@ -40,11 +40,11 @@ void smp_report_whole(const struct bench_case *what, const struct settings *sett
 {
     char of_peak[16];
 
-    snprintf(of_peak, sizeof(of_peak), isnan(result->of_peak) ? "null" : "%.4f", result->of_peak);
+    snprintf(of_peak, sizeof(of_peak), isnan(result->of_peak) ? "null" : "%.5g", result->of_peak);
     if (settings->json)
         printf("%s\n {\"case\": \"%s\", \"tokens\": %u, \"threads\": %u, \"variant\": \"%s\", \"gflops\": %.3f, \"of_peak\": %s, "
-               "\"speedup\": %.4f, \"over_decodes\": %.4f, \"imbalance\": %.6f, \"weight_stream_gb_per_s\": %.4f, \"tiles\": %.0f, "
-               "\"avg_tile_batch\": %.4f, \"rounds\": %u}",
+               "\"speedup\": %.5g, \"over_decodes\": %.5g, \"imbalance\": %.6f, \"weight_stream_gb_per_s\": %.5g, \"tiles\": %.0f, "
+               "\"avg_tile_batch\": %.5g, \"rounds\": %u}",
                any ? "," : "", what->name, result->tokens, settings->threads, kernels_variant_name(), result->gflops, of_peak,
                result->speedup, result->over_decodes, result->imbalance, result->weight_stream_gb, result->tiles, result->avg_tile_batch,
                settings->rounds);
