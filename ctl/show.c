@@ -41,7 +41,7 @@ static const struct table_column job_columns[] = {
 static const struct table_column session_columns[] = {
     {"session", "SESSION", TABLE_COUNT},  {"model", "MODEL", TABLE_TEXT},         {"max_tokens", "MAX TOKENS", TABLE_COUNT},
     {"partials", "PARTIALS", TABLE_TEXT}, {"output_dtype", "OUTPUT", TABLE_TEXT}, {"one_shot", "ONE-SHOT", TABLE_TEXT},
-    {"steps", "STEPS", TABLE_COUNT},
+    {"priority", "PRIORITY", TABLE_TEXT}, {"steps", "STEPS", TABLE_COUNT},
 };
 
 /* An error object in a cell is its sentence. */

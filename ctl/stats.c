@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#define MODES 32 /* bits of stats_steps.modes */
+
 bool stats_add(struct stats *stats, double value)
 {
     if (!isfinite(value))
@@ -62,6 +64,7 @@ bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing)
     steps->weight_bytes += (double)timing->weight_bytes;
     steps->tiles += (double)timing->tiles;
     steps->tile_tokens += isfinite(timing->avg_tile_batch) ? (double)timing->tiles * timing->avg_tile_batch : 0.0;
+    steps->modes |= timing->mode >= 0 && timing->mode < MODES ? 1u << timing->mode : 0;
     return stats_add(&steps->job_time, timing->job_time_us) && stats_add(&steps->judge_wait, timing->judge_wait_us) &&
            stats_add(&steps->duck_max, timing->duck_max_us) && stats_add(&steps->judge_gap, timing->judge_gap_us) &&
            stats_add(&steps->judge_ratio, timing->judge_ratio);
@@ -76,6 +79,7 @@ bool stats_steps_append(struct stats_steps *steps, const struct stats_steps *mor
     steps->weight_bytes += more->weight_bytes;
     steps->tiles += more->tiles;
     steps->tile_tokens += more->tile_tokens;
+    steps->modes |= more->modes;
     return stats_append(&steps->job_time, &more->job_time) && stats_append(&steps->judge_wait, &more->judge_wait) &&
            stats_append(&steps->duck_max, &more->duck_max) && stats_append(&steps->judge_gap, &more->judge_gap) &&
            stats_append(&steps->judge_ratio, &more->judge_ratio);
@@ -88,6 +92,28 @@ void stats_steps_release(struct stats_steps *steps)
     stats_release(&steps->duck_max);
     stats_release(&steps->judge_gap);
     stats_release(&steps->judge_ratio);
+}
+
+void stats_steps_mode(const struct stats_steps *steps, json_t *result)
+{
+    int mode = MODES - 1;
+    while (mode >= 0 && !(steps->modes >> mode & 1))
+        mode--;
+    json_object_set_new(result, "mode", mode < 0 ? json_null() : json_integer(mode));
+    json_object_set_new(result, "mode_name", mode < 0 ? json_null() : json_string(fp9_mode_name(mode)));
+}
+
+void stats_steps_modes(const struct stats_steps *steps, json_t *result)
+{
+    json_t *modes = json_array(), *names = json_array();
+    for (int mode = 0; mode < MODES; mode++) {
+        if (!(steps->modes >> mode & 1))
+            continue;
+        json_array_append_new(modes, json_integer(mode));
+        json_array_append_new(names, json_string(fp9_mode_name(mode)));
+    }
+    json_object_set_new(result, "modes", modes);
+    json_object_set_new(result, "mode_names", names);
 }
 
 void stats_steps_prefill_keys(const struct stats_steps *steps, json_t *result)

@@ -28,10 +28,15 @@ struct stats_steps {
     double duck_us;                                                      /* sum of duck_max */
     double wait_us, job_us;
     double params, weight_bytes, tiles, tile_tokens; /* sums; tile_tokens / tiles = avg_tile_batch */
+    uint32_t modes;                                  /* bit per mode that was seen */
 };
 
 bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing);
 bool stats_steps_append(struct stats_steps *steps, const struct stats_steps *more);
+/* Adds mode and mode_name, of the highest that was seen; null when none was told. */
+void stats_steps_mode(const struct stats_steps *steps, json_t *result);
+/* Adds modes and mode_names, of all. */
+void stats_steps_modes(const struct stats_steps *steps, json_t *result);
 void stats_steps_release(struct stats_steps *steps);
 /* Adds gflops, weight_stream_gb_per_s, tiles, avg_tile_batch; both rates are over duck_max. */
 void stats_steps_prefill_keys(const struct stats_steps *steps, json_t *result);

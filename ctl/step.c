@@ -139,6 +139,7 @@ static void report(const struct ctl *ctl, bool prefill, uint64_t tokens, double 
     json_t *result = json_object();
     json_object_set_new(result, "tokens", json_integer((json_int_t)tokens));
     json_object_set_new(result, "seconds", stats_json(seconds));
+    stats_steps_mode(steps, result);
     if (prefill) {
         json_object_set_new(result, "job_time_us", stats_json(steps->job_us));
         json_object_set_new(result, "judge_wait_us", stats_json(steps->wait_us));

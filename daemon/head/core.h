@@ -153,6 +153,7 @@ struct core_job {
     uint32_t model;   /* while it runs; afterwards the place may hold another */
     char model_name[CORE_NAME_MAX];
     uint32_t layer; /* CORE_NONE: all */
+    bool memory;    /* its weights come from a client's memory: of the layers that are there it prepares what is missing */
     bool force;
     enum core_job_state state;
     enum core_job_phase phase;
@@ -206,7 +207,8 @@ struct core_step {
     /* sums over chunks */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
     uint64_t tiles, tile_tokens; /* of all ranks; 0 from ducks that do not count them */
-    uint8_t mode;                /* of the last chunk, as the design numbers them */
+    bool counted;                /* a duck that counts has answered */
+    uint8_t mode;                /* then: the highest over ranks and chunks, as proto/wire/msg_step.h numbers them */
     uint32_t chunks;
     struct err err;
 };
@@ -363,6 +365,10 @@ int core_load(struct core *core, uint64_t now, const struct core_load_request *r
 /* A model that was registered before fp9d started: loads when ducks are there. After core_start. */
 int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err);
 int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t layer, uint64_t *ret_job, struct err *err);
+/* The same with weights from a client's memory. A model that is not there yet is made of request->path and the rest of it, of one that is
+ * path may be NULL and nothing else may be asked for. request->name is never NULL. The job waits for its weights in load_memory. */
+int core_prepare_memory(struct core *core, uint64_t now, const struct core_load_request *request, uint32_t layer, uint64_t *ret_job,
+                        struct err *err);
 /* Takes arch. The checkpoint is only read during the call. */
 void core_load_opened(struct core *core, uint64_t now, uint64_t job, struct arch *arch, const struct checkpoint *checkpoint);
 void core_load_open_failed(struct core *core, uint64_t now, uint64_t job, const struct err *err);

@@ -125,7 +125,10 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
     step->weight_bytes += done->weight_bytes;
     step->tiles += done->tiles;
     step->tile_tokens += done->tile_tokens;
-    step->mode = done->mode;
+    /* A prefill's last chunk may be so short that it runs as a decode. */
+    if (done->counted && done->mode > step->mode)
+        step->mode = done->mode;
+    step->counted |= done->counted;
     if (done->duck_time_ns > step->chunk_duck_max_ns)
         step->chunk_duck_max_ns = done->duck_time_ns;
     if (--step->waiting)

@@ -240,7 +240,7 @@ static json_t *step_json(const struct core_session *core_session)
     json_t *json = json_pack("{s:o, s:o, s:o, s:o, s:I, s:I}", "judge_wait_us", rpc_real(wait), "duck_max_us", rpc_real(most),
                              "judge_gap_us", rpc_real(wait - most), "judge_ratio", most > 0 ? rpc_real(wait / most) : json_null(), "params",
                              (json_int_t)done->params, "weight_bytes", (json_int_t)done->weight_bytes);
-    if (done->tiles)
+    if (done->counted)
         json_object_set_new(json, "mode", json_integer(done->mode));
     if (done->prefill) {
         json_object_set_new(json, "tiles", json_integer((json_int_t)done->tiles));

@@ -80,6 +80,11 @@ int fp9_fd(const struct fp9_conn *conn); /* for poll(); -1 for fp9_new() */
  * free() it; ret_result may be NULL. Memory files that come with the answer are closed: use fp9_session_open() for session.open. */
 int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char **ret_result, struct fp9_error *error);
 
+/* The same with a descriptor beside the request: prepare takes the weights of layers from a memfd so, which holds them in the form of a
+ * safetensors file and is sealed with F_SEAL_SHRINK and F_SEAL_WRITE. `fd` stays the caller's; it may be closed afterwards. -EBUSY while
+ * requests of fp9_request() and the like have not been sent whole. */
+int fp9_call_fd(struct fp9_conn *conn, const char *method, const char *params, int fd, char **ret_result, struct fp9_error *error);
+
 /* Called for each notification (job.progress, event) that arrives while any function of this library reads from the connection or takes
  * its bytes. `params`, the text of a JSON object, lives until it returns. It must not call anything on this connection. */
 typedef void (*fp9_notification)(void *userdata, const char *method, const char *params);
@@ -154,7 +159,12 @@ struct fp9_timing {
     uint64_t weight_bytes; /* bytes of weights the ducks read for them */
     uint64_t tiles;        /* prefill: weight tiles run through; 0 when not given */
     double avg_tile_batch; /* prefill: tokens per tile; NaN when not given */
+    int mode;              /* how the ducks ran it, see fp9_mode_name(); -1 when not given (an empty step) */
 };
+
+/* 0 dense forward, 1 MoE forward (one core), 4 MoE forward SMP, 5 dense prefill, 6 MoE prefill; "unknown" for others. Up to 4 tokens run
+ * as a forward whichever call they came by. */
+const char *fp9_mode_name(int mode);
 
 /* Few tokens (decode) or many (prefill) through one layer; the same bits either way. `timing` may be NULL. */
 int fp9_decode(struct fp9_session *session, const struct fp9_step *step, struct fp9_timing *ret_timing, struct fp9_error *error);

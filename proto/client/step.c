@@ -141,6 +141,13 @@ static uint64_t count_or_zero(const json_t *result, const char *key)
     return value > 0 ? (uint64_t)value : 0;
 }
 
+static int mode_of(const json_t *result)
+{
+    const json_t *value = json_object_get(result, "mode");
+    json_int_t mode = json_integer_value(value);
+    return json_is_integer(value) && mode >= 0 && mode < 256 ? (int)mode : -1;
+}
+
 static int step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing *ret_timing, struct err *err)
 {
     struct core_call *call = session->conn && id ? core_find(session->conn, id) : NULL;
@@ -164,9 +171,22 @@ static int step_answer(struct fp9_session *session, uint64_t id, struct fp9_timi
             .weight_bytes = count_or_zero(result, "weight_bytes"),
             .tiles = count_or_zero(result, "tiles"),
             .avg_tile_batch = number_or_nan(result, "avg_tile_batch"),
+            .mode = mode_of(result),
         };
     json_decref(result);
     return 0;
+}
+
+const char *fp9_mode_name(int mode)
+{
+    switch (mode) {
+    case 0: return "dense forward";
+    case 1: return "MoE forward";
+    case 4: return "MoE forward SMP";
+    case 5: return "dense prefill";
+    case 6: return "MoE prefill";
+    default: return "unknown";
+    }
 }
 
 int fp9_step_request(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, uint64_t *ret_id,

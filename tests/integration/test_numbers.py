@@ -13,7 +13,17 @@ def layer_bits(daemon, reference, folder, kind, layer, *more):
     target = folder / "out.safetensors"
     done = daemon.run(kind, "shakespeare", layer, reference.path, target, reference.prefix(layer), *more)
     assert done["tokens"] == 64
+    check_mode(daemon, kind, layer in MOE_LAYERS, done)
     return output(target)
+
+
+def check_mode(daemon, kind, moe, done):
+    """Decode: 0 for a dense layer, else 4 when any rank has more than one core; prefill: 5 and 6."""
+    cores = max(duck["cores"] for duck in daemon.ok("duck", "list")["ducks"])
+    want = (6 if moe else 5) if kind == "prefill" else (4 if cores > 1 else 1) if moe else 0
+    assert done["mode"] == want, f"{kind}, moe {moe}, {cores} cores: mode {done['mode']} ({done['mode_name']})"
+    if kind == "prefill":
+        assert done["tiles"] > 0 and done["avg_tile_batch"] > 1 and done["gflops"] > 0 and done["weight_stream_gb_per_s"] > 0
 
 
 def load(daemon, tp, multiple_of):

@@ -199,9 +199,11 @@ def test_steps(fake, tmp_path, kind, tokens, dtype):
         assert list(got) == ["output"] and got["output"][0] == dtype.upper() and got["output"][1].shape == (tokens, HIDDEN)
         values = got["output"][1] if dtype == "f32" else (got["output"][1].astype(np.uint32) << 16).view(np.float32)
         assert np.array_equal(values, expected.astype(np.float32))
-        keys = {"tokens", "seconds", "job_time_us", "judge_wait_us", "duck_max_us", "judge_gap_us", "judge_ratio"}
+        keys = {"tokens", "seconds", "job_time_us", "judge_wait_us", "duck_max_us", "judge_gap_us", "judge_ratio", "mode", "mode_name"}
         assert set(said) == keys | ({"gflops", "weight_stream_gb_per_s", "tiles", "avg_tile_batch"} if kind == "prefill" else set())
         assert said["tokens"] == tokens
+        names = {"a.": {False: (4, "MoE forward SMP"), True: (6, "MoE prefill")}, "b.": {False: (0, "dense forward"), True: (5, "dense prefill")}}
+        assert (said["mode"], said["mode_name"]) == (names[prefix][kind == "prefill" and tokens > 4] if tokens else (None, None))
         if tokens and kind == "decode":
             assert said["judge_wait_us"] == 30
     calls = daemon.seen(kind)
@@ -253,6 +255,8 @@ def test_bench(fake, more):
         assert said["judge_ratio"] is None and said["gparam_per_s"] is None and said["duck_max_us"]["p50"] == 0
     else:
         assert said["judge_ratio"] == 1.5
+    assert said["modes"] == ([4] if "--null" in more else [5, 6] if "--prefill" in more else [0, 4])
+    assert said["mode_names"][-1] == ("MoE prefill" if "--prefill" in more else "MoE forward SMP")
     if "--prefill" in more:
         assert math.isclose(said["gflops"], 2 * 5000 / 20 / 1e3) and said["avg_tile_batch"] == 1 and said["tiles"] == 4 * 3 * 10
     assert daemon.seen("session.open")[0].get("one_shot", False) == ("--one-shot" in more)
