@@ -115,8 +115,8 @@ static void check_runs(const struct work *work)
         double mean = (double)total / work->members, off = (double)mine[m] - mean;
 
         /* And 1: targets are whole numbers. */
-        CHECK(off <= (double)most + 1 && -off <= (double)most + 1, "member %u of %u has %llu of a mean of %.1f, a unit costs up to %llu",
-              (unsigned long long)seed, m, work->members, (unsigned long long)mine[m], mean, (unsigned long long)most);
+        CHECK(off <= (double)most + 1 && -off <= (double)most + 1, "member %u of %u has %llu of a mean of %.1f, a unit costs up to %llu", m,
+              work->members, (unsigned long long)mine[m], mean, (unsigned long long)most);
     }
 }
 
