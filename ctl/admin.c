@@ -1,7 +1,9 @@
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ctl/commands.h"
+#include "ctl/memory.h"
 #include "ctl/progress.h"
 #include "ctl/table.h"
 
@@ -41,10 +43,10 @@ static enum ctl_exit wait_and_print(struct ctl *ctl, json_int_t job, struct prog
     return CTL_DONE;
 }
 
-/* A method that may answer with a job: its result is the command's, unless --no-wait. */
-static enum ctl_exit run_job(struct ctl *ctl, const char *method, const struct parse_args *args)
+/* A method that may answer with a job: its result is the command's, unless --no-wait. `params` is taken; fd >= 0 goes along. */
+static enum ctl_exit run_job_with(struct ctl *ctl, const char *method, const struct parse_args *args, json_t *params, int fd)
 {
-    json_t *params = parse_params(args), *result;
+    json_t *result;
     if (!params)
         return bad_params(ctl);
     struct progress progress;
@@ -54,7 +56,7 @@ static enum ctl_exit run_job(struct ctl *ctl, const char *method, const struct p
         return r;
     }
     progress_start(&progress, ctl->conn, ctl->json);
-    r = ctl_call(ctl, method, params, &result);
+    r = ctl_call_fd(ctl, method, params, fd, &result);
     if (r) {
         progress_stop(&progress, ctl->conn);
         return r;
@@ -69,6 +71,11 @@ static enum ctl_exit run_job(struct ctl *ctl, const char *method, const struct p
     }
     json_decref(result);
     return r;
+}
+
+static enum ctl_exit run_job(struct ctl *ctl, const char *method, const struct parse_args *args)
+{
+    return run_job_with(ctl, method, args, parse_params(args), -1);
 }
 
 enum ctl_exit admin_plan(struct ctl *ctl, const struct parse_args *args)
@@ -106,7 +113,19 @@ enum ctl_exit admin_unload(struct ctl *ctl, const struct parse_args *args)
 
 enum ctl_exit admin_prepare(struct ctl *ctl, const struct parse_args *args)
 {
-    return run_job(ctl, "prepare", args);
+    const char *from = parse_option(args, "--from");
+    if (!from)
+        return run_job(ctl, "prepare", args);
+    int fd;
+    enum ctl_exit r = memory_of_file(ctl, from, &fd);
+    if (r)
+        return r;
+    json_t *params = parse_params(args);
+    if (params)
+        json_object_set_new(params, "memory", json_true());
+    r = run_job_with(ctl, "prepare", args, params, fd);
+    close(fd);
+    return r;
 }
 
 /* A slot that is bad is a result of the command, not a failure of it. */

@@ -20,6 +20,11 @@ enum ctl_exit ctl_connect(struct ctl *ctl)
 
 enum ctl_exit ctl_call(struct ctl *ctl, const char *method, json_t *params, json_t **ret_result)
 {
+    return ctl_call_fd(ctl, method, params, -1, ret_result);
+}
+
+enum ctl_exit ctl_call_fd(struct ctl *ctl, const char *method, json_t *params, int fd, json_t **ret_result)
+{
     struct fp9_error error;
     char *text = params ? json_dumps(params, JSON_COMPACT) : NULL, *result = NULL;
     bool wrong = params && !text;
@@ -27,7 +32,8 @@ enum ctl_exit ctl_call(struct ctl *ctl, const char *method, json_t *params, json
     if (wrong)
         return ctl_no_memory(ctl);
     enum ctl_exit r = ctl_connect(ctl);
-    if (r == CTL_DONE && fp9_call(ctl->conn, method, text, &result, &error) < 0)
+    if (r == CTL_DONE &&
+        (fd < 0 ? fp9_call(ctl->conn, method, text, &result, &error) : fp9_call_fd(ctl->conn, method, text, fd, &result, &error)) < 0)
         r = ctl_fail(ctl, &error);
     free(text);
     if (r == CTL_DONE) {

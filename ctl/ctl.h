@@ -27,6 +27,9 @@ enum ctl_exit ctl_connect(struct ctl *ctl);
 /* Calls a method; `params` is taken (NULL: {}). *ret_result is owned by the caller. A failure was reported when it returns. */
 enum ctl_exit ctl_call(struct ctl *ctl, const char *method, json_t *params, json_t **ret_result);
 
+/* The same with a descriptor (borrowed) beside the request; -1: none. */
+enum ctl_exit ctl_call_fd(struct ctl *ctl, const char *method, json_t *params, int fd, json_t **ret_result);
+
 /* Reports a failure: the sentence on stderr, with --json also the object on stdout. Returns CTL_FAILED. */
 enum ctl_exit ctl_fail(const struct ctl *ctl, const struct fp9_error *error);
 enum ctl_exit ctl_fail_with(const struct ctl *ctl, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -61,6 +61,11 @@ static const struct tree_option invalidate_options[] = {
 
 static const struct tree_option prepare_options[] = {
     {"--layer", "L", TREE_INT, "layer", 0, 1023, .doc = "only this layer"},
+    {"--from", "FILE", TREE_TEXT, .doc = "weights by way of memory: a safetensors file with the tensors of whole layers"},
+    {"--path", "DIR", TREE_PATH, "path", .doc = "with --from: of a new model N, the directory of its config.json"},
+    TP,
+    MULTIPLE_OF,
+    STRATEGY,
 };
 
 static const struct tree_option step_options[] = {

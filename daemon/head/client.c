@@ -13,12 +13,19 @@
 #define CLIENT_OUT_MAX (16u * 1024 * 1024) /* bytes waiting to be read by the client */
 #define CLIENT_READ_BYTES 16384            /* a turn's work, then other clients have theirs */
 #define CLIENT_GROUPS_MAX 1024
+#define CLIENT_FDS_MAX 8 /* that arrived and whose line is not complete; more are closed */
 
 struct out {
     struct out *next;
     char *line;
     size_t length, sent;
     int fd;
+};
+
+/* A descriptor that arrived. The read that brings it ends with the bytes it was sent with: the kernel lets none of later ones in. */
+struct arrived {
+    int fd;         /* owned */
+    uint64_t until; /* end of that read, in bytes of the connection */
 };
 
 struct client {
@@ -30,7 +37,10 @@ struct client {
     struct client_callbacks callbacks;
     struct loop_io *io;
     struct buf in;
-    size_t scanned; /* bytes of `in` known to hold no newline */
+    size_t scanned;                     /* bytes of `in` known to hold no newline */
+    struct arrived fds[CLIENT_FDS_MAX]; /* oldest first */
+    size_t fd_count;
+    uint64_t received, consumed; /* bytes of the connection: read; handled as lines */
     struct out *first, **last;
     size_t out_bytes;
 };
@@ -92,6 +102,8 @@ void client_free(struct client *client)
         out_free(client->first);
         client->first = next;
     }
+    for (size_t i = 0; i < client->fd_count; i++)
+        close(client->fds[i].fd);
     loop_io_free(client->io);
     closep(&client->fd);
     buf_release(&client->in);
@@ -180,7 +192,31 @@ void client_send(struct client *client, char *line, size_t length, int fd)
     flush(client);
 }
 
-/* Reads once, closing any descriptors that come along: no request of this version carries one. */
+int client_take_fd(struct client *client)
+{
+    if (!client->fd_count)
+        return -1;
+    int fd = client->fds[0].fd;
+    memmove(&client->fds[0], &client->fds[1], --client->fd_count * sizeof client->fds[0]);
+    return fd;
+}
+
+/* Those whose lines are handled: nobody has taken them. */
+static void close_passed(struct client *client)
+{
+    while (client->fd_count && client->fds[0].until <= client->consumed)
+        close(client_take_fd(client));
+}
+
+static void keep_fd(struct client *client, int fd, size_t read_bytes)
+{
+    if (client->admin && client->fd_count < CLIENT_FDS_MAX)
+        client->fds[client->fd_count++] = (struct arrived){.fd = fd, .until = client->received + read_bytes};
+    else
+        close(fd);
+}
+
+/* Reads once. */
 static ssize_t receive(struct client *client)
 {
     union {
@@ -199,9 +235,10 @@ static ssize_t receive(struct client *client)
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
-            close(fd);
+            keep_fd(client, fd, (size_t)n);
         }
     }
+    client->received += (uint64_t)n;
     return n;
 }
 
@@ -217,8 +254,10 @@ static bool take_lines(struct client *client)
             return client->in.length < RPC_LINE_MAX;
         }
         size_t length = (size_t)(newline - client->in.data);
+        client->consumed += length + 1;
         if (length)
             client->callbacks.line(client->callbacks.user, client->id, (const char *)client->in.data, length);
+        close_passed(client);
         buf_consume(&client->in, length + 1);
         client->scanned = 0;
     }

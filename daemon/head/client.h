@@ -28,6 +28,10 @@ uint64_t client_id(const struct client *client);
 bool client_is_admin(const struct client *client);
 uid_t client_uid(const struct client *client);
 
+/* The oldest descriptor that came with the line being handled, or with a byte before it, and that was not taken; -1: none. The caller owns
+ * it. Those nobody takes are closed after the line. Only an administrator's are kept that long. */
+int client_take_fd(struct client *client);
+
 /* Takes `line` (malloced). fd >= 0 is duplicated and goes with the line's first byte. A client that does not read what it asked for is
  * cut off when too much has gathered. */
 void client_send(struct client *client, char *line, size_t length, int fd);

@@ -246,6 +246,12 @@ const char *control_client_who(const struct control *control, uint64_t id, char 
     return text;
 }
 
+int control_take_fd(struct control *control, uint64_t id)
+{
+    struct client *client = find(control, id);
+    return client ? client_take_fd(client) : -1;
+}
+
 uint32_t control_client_count(const struct control *control)
 {
     return control->client_count;

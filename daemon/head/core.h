@@ -46,13 +46,13 @@ struct core_duck {
     bool spare;
     enum core_duck_state state;
     bool ever_up;
-    struct msg_hello_duck hello; /* valid once ever_up */
-    bool mirrored;               /* slots were known before it came up: from an earlier life, or from the database */
+    struct msg_hello_duck hello;      /* valid once ever_up */
+    bool mirrored;                    /* slots were known before it came up: from an earlier life, or from the database */
     uint32_t mirror_gone, mirror_new; /* slots in which its header differed from what was known, when it came up last */
-    bool mirror_dirty;           /* the database has not been told of slots yet */
-    uint64_t mirror_ns;          /* when it was told last */
-    uint64_t used_bytes;         /* of its weight buffer: sum of slots */
-    struct msg_slot *slots;      /* owned; the duck's header as last told, kept current by SLOT_DONE and DROPPED */
+    bool mirror_dirty;                /* the database has not been told of slots yet */
+    uint64_t mirror_ns;               /* when it was told last */
+    uint64_t used_bytes;              /* of its weight buffer: sum of slots */
+    struct msg_slot *slots;           /* owned; the duck's header as last told, kept current by SLOT_DONE and DROPPED */
     size_t slot_count, slot_capacity;
     uint64_t heard_ns;       /* last frame from it */
     uint64_t pinged_ns;      /* last PING to it */
@@ -100,14 +100,14 @@ struct core_model {
     struct arch *arch; /* owned; NULL until opened once */
     struct plan *plan; /* owned; NULL until planned */
     uint8_t key[DIGEST_SIZE];
-    bool provisional;       /* key stands for files whose weights are not all digested yet: no slot is used under it */
-    uint32_t *duck_of_rank; /* owned, [plan->tp] */
-    uint64_t job;           /* running load, 0: none */
-    bool registered;        /* a load of it has succeeded: it comes back by itself */
-    char cache[16];         /* hit, partial, miss: of the last load */
+    bool provisional;             /* key stands for files whose weights are not all digested yet: no slot is used under it */
+    uint32_t *duck_of_rank;       /* owned, [plan->tp] */
+    uint64_t job;                 /* running load, 0: none */
+    bool registered;              /* a load of it has succeeded: it comes back by itself */
+    char cache[16];               /* hit, partial, miss: of the last load */
     char reason[CORE_REASON_MAX]; /* of the last load */
     struct core_was was;
-    struct err error;       /* why it is not ready; code 0: nothing */
+    struct err error; /* why it is not ready; code 0: nothing */
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
     enum plan_strategy want_strategy;
@@ -160,9 +160,9 @@ struct core_job {
     uint64_t waits_for;           /* while QUEUED: another job that prepares the same slots under another name; 0: none */
     struct core_missing *missing; /* owned; slots to prepare, by layer then rank */
     size_t missing_count, missing_done;
-    bool digested;             /* the weights were read once for it already */
-    bool *digest;              /* owned, [layers]: layers whose weights are to be read in CORE_PHASE_DIGEST */
-    struct arch *arch;         /* owned, during CORE_PHASE_DIGEST */
+    bool digested;                  /* the weights were read once for it already */
+    bool *digest;                   /* owned, [layers]: layers whose weights are to be read in CORE_PHASE_DIGEST */
+    struct arch *arch;              /* owned, during CORE_PHASE_DIGEST */
     uint8_t begun_key[DIGEST_SIZE]; /* under which it sends slots */
     /* What the weights turned out to be: from the stream's end on. */
     bool key_known;

@@ -164,6 +164,49 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
     core_job_start_queued(core);
     return 0;
 }
+static int check_same_plan(const struct core_model *model, const struct core_load_request *request, struct err *err)
+{
+    const struct plan *plan = model->plan;
+    if ((request->tp && request->tp != plan->tp) || (request->multiple_of && request->multiple_of != plan->multiple_of))
+        return err_set(err, -EEXIST, ERR_BAD_REQUEST, "model %s is prepared with tp %u, multiple_of %u: unload it to change that",
+                       model->name, plan->tp, plan->multiple_of);
+    return 0;
+}
+
+int core_prepare_memory(struct core *core, uint64_t now, const struct core_load_request *request, uint32_t layer, uint64_t *ret_job,
+                        struct err *err)
+{
+    struct core_model *model = core_model_find(core, request->name);
+    if (!model && !request->path) {
+        no_such(request->name, err);
+        return err_prefix(err, "a new model needs a path, the directory of its config.json");
+    }
+    bool fresh = !model || !model->plan;
+    int r = model && model->plan ? check_same_plan(model, request, err) : 0;
+    if (r == 0 && request->path)
+        r = model_for(core, request, &model, err);
+    if (r == 0 && model->job)
+        r = err_set(err, -EBUSY, ERR_BUSY, "model %s: job %llu works on it", model->name, (unsigned long long)model->job);
+    struct core_job *job = NULL;
+    if (r == 0)
+        r = core_job_new(core, now, "prepare", core_model_index(core, model), &job, err);
+    if (r < 0) {
+        if (fresh && model && !model->plan && !model->job && !model->registered)
+            model->used = false;
+        return r;
+    }
+    if (!model->plan) {
+        model->want_tp = request->tp;
+        model->want_multiple_of = request->multiple_of;
+        model->want_strategy = request->strategy;
+    }
+    job->layer = layer;
+    job->memory = true;
+    *ret_job = job->id;
+    core_job_start_queued(core);
+    return 0;
+}
+
 void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err)
 {
     struct core_model *model = &core->models[job->model];
@@ -186,6 +229,26 @@ void core_load_open_failed(struct core *core, uint64_t now, uint64_t id, const s
     if (job && !core_job_over(job))
         core_load_fail(core, now, job, err);
 }
+/* A part of the model was prepared, and others are still missing. */
+static void leave_incomplete(const struct core *core, struct core_model *model)
+{
+    size_t missing = 0;
+    uint32_t first = CORE_NONE;
+    for (uint32_t layer = 0; layer < model->arch->layers; layer++) {
+        bool whole = true;
+        for (uint32_t rank = 0; rank < model->plan->tp; rank++)
+            whole &= core_model_has_slot(core, model, layer, rank);
+        missing += !whole;
+        first = whole || first != CORE_NONE ? first : layer;
+    }
+    model->state = CORE_MODEL_DEGRADED;
+    model->error = (struct err){0};
+    err_set(&model->error, -EAGAIN, ERR_NOT_READY, "model %s: %zu of %u layers are not prepared, the first is layer %u", model->name,
+            missing, model->arch->layers, first);
+    err_value_str(&model->error, "model", model->name);
+    err_value_int(&model->error, "layer", first);
+}
+
 void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
 {
     struct core_model *model = &core->models[job->model];
@@ -201,7 +264,9 @@ void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
         core_loss_forget(core, model->key);
         core_loss_forget(core, job->begun_key);
         core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, job->model);
-    } else if (job->layer == CORE_NONE) {
+    } else if (job->layer != CORE_NONE || job->memory) {
+        leave_incomplete(core, model);
+    } else {
         struct err err = {0};
         err_set(&err, -ESTALE, ERR_CACHE_STALE, "model %s: slots that were there have gone meanwhile; load it again", model->name);
         core_load_fail(core, now, job, &err);

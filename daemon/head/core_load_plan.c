@@ -93,7 +93,24 @@ static uint64_t layer_source_bytes(const struct core_model *model, uint32_t laye
     return neurons * arch->hidden;
 }
 
-static int list_missing(const struct core *core, const struct core_wants *wants, struct core_job *job, struct err *err)
+/* Which layers a job is about. */
+static bool in_scope(const struct core_job *job, const struct checkpoint *checkpoint, uint32_t layer)
+{
+    return (job->layer == CORE_NONE || job->layer == layer) && (!job->memory || checkpoint_layer_there(checkpoint, layer));
+}
+
+/* A slot is missing whose weights are nowhere but with the client that gave them. */
+static int not_there(const struct core_model *model, uint32_t layer, struct err *err)
+{
+    err_set(err, -ESTALE, ERR_NOT_READY, "model %s: layer %u has no slot, and its weights came from memory: prepare it again from there",
+            model->name, layer);
+    err_value_str(err, "model", model->name);
+    err_value_int(err, "layer", layer);
+    return -ESTALE;
+}
+
+static int list_missing(const struct core *core, const struct core_wants *wants, struct core_job *job, const struct checkpoint *checkpoint,
+                        struct err *err)
 {
     const struct core_model *model = wants->next;
     size_t total = (size_t)model->arch->layers * model->plan->tp;
@@ -104,7 +121,7 @@ static int list_missing(const struct core *core, const struct core_wants *wants,
     if (!job->missing)
         return err_no_memory(err, "list of slots", total * sizeof *job->missing);
     for (uint32_t layer = 0; layer < model->arch->layers; layer++) {
-        if (job->layer != CORE_NONE && job->layer != layer)
+        if (!in_scope(job, checkpoint, layer))
             continue;
         size_t before = job->missing_count;
         for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
@@ -113,6 +130,8 @@ static int list_missing(const struct core *core, const struct core_wants *wants,
             job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
             job->total_bytes += rank_source_bytes(model, layer, rank);
         }
+        if (job->missing_count > before && !checkpoint_layer_there(checkpoint, layer))
+            return not_there(model, layer, err);
         if (job->missing_count > before)
             job->total_bytes += layer_source_bytes(model, layer);
     }
@@ -174,8 +193,10 @@ static int check_shared(const struct core *core, const struct core_model *model,
     return -EBUSY;
 }
 
-/* Layers that may turn out to be there, once their weights are digested. True when there is one. */
-static bool list_digests(const struct core *core, const struct core_wants *wants, struct core_job *job, struct err *err)
+/* Layers that may turn out to be there, once their weights are digested, and all that come from memory: their digests are all that remains
+ * of them. True when there is one. */
+static bool list_digests(const struct core *core, const struct core_wants *wants, struct core_job *job, const struct checkpoint *checkpoint,
+                         struct err *err)
 {
     const struct core_model *next = wants->next;
     bool any = false;
@@ -186,8 +207,9 @@ static bool list_digests(const struct core *core, const struct core_wants *wants
         return false;
     }
     for (uint32_t layer = 0; layer < next->arch->layers; layer++) {
-        if (job->layer != CORE_NONE && job->layer != layer)
+        if (!in_scope(job, checkpoint, layer))
             continue;
+        job->digest[layer] = job->memory && !wants->known[layer];
         for (uint32_t rank = 0; rank < next->plan->tp && !job->digest[layer]; rank++)
             job->digest[layer] = core_wants_candidate(core, wants, next->duck_of_rank[rank], layer, rank);
         any |= job->digest[layer];
@@ -214,9 +236,23 @@ static int place(const struct core *core, struct core_job *job, const struct che
     return core_assign(core, wants, next->duck_of_rank, err);
 }
 
-static size_t plan_total(const struct core_job *job, const struct core_model *next)
+static size_t plan_total(const struct core_job *job, const struct core_model *next, const struct checkpoint *checkpoint)
 {
-    return (job->layer == CORE_NONE ? next->arch->layers : 1) * (size_t)next->plan->tp;
+    size_t layers = 0;
+    for (uint32_t layer = 0; layer < next->arch->layers; layer++)
+        layers += in_scope(job, checkpoint, layer);
+    return layers * next->plan->tp;
+}
+
+static int check_scope(const struct core_job *job, const struct core_model *next, const struct checkpoint *checkpoint, struct err *err)
+{
+    if (job->layer != CORE_NONE && job->layer >= next->arch->layers)
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", job->layer, next->name,
+                       next->arch->layers - 1);
+    if (!job->memory || plan_total(job, next, checkpoint))
+        return 0;
+    return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "the memfd holds no tensor of %s that model %s uses",
+                   job->layer == CORE_NONE ? "a layer" : "that layer", next->name);
 }
 
 static int plan_slots(const struct core *core, struct core_job *job, const struct checkpoint *checkpoint, struct core_wants *wants,
@@ -225,13 +261,13 @@ static int plan_slots(const struct core *core, struct core_job *job, const struc
     int r = place(core, job, checkpoint, wants, next, err);
     if (r)
         return r;
-    if (!job->digested && list_digests(core, wants, job, err))
+    if (!job->digested && list_digests(core, wants, job, checkpoint, err))
         return CORE_PLAN_DIGEST;
-    r = list_missing(core, wants, job, err);
+    r = list_missing(core, wants, job, checkpoint, err);
     if (r == -ENOSPC && job->force && checkpoint_model_key(checkpoint, next->arch, next->plan, next->key, NULL) == 0) {
         /* No room beside what is there: in its place. */
         struct err beside = {0};
-        if (list_missing(core, wants, job, &beside) == 0) {
+        if (list_missing(core, wants, job, checkpoint, &beside) == 0) {
             *err = (struct err){0};
             r = 0;
         }
@@ -254,6 +290,9 @@ int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, c
     next.plan = plan;
     next.duck_of_rank = duck_of_rank;
     struct core_wants wants;
+    r = check_scope(job, &next, checkpoint, err);
+    if (r < 0)
+        return r;
     r = core_wants_init(&wants, model, &next, checkpoint, job->force, err);
     if (r < 0)
         return r;
@@ -262,7 +301,7 @@ int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, c
     if (r)
         return r;
     bool same_key = model->plan && memcmp(model->key, next.key, DIGEST_SIZE) == 0;
-    size_t total = plan_total(job, &next);
+    size_t total = plan_total(job, &next, checkpoint);
     core_reason(core, model, &next, job, checkpoint, total, next.reason);
     snprintf(next.cache, sizeof next.cache, "%s", !job->missing_count ? "hit" : job->missing_count < total ? "partial" : "miss");
 

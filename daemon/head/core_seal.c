@@ -17,14 +17,14 @@ int core_seal_learn(struct core *core, struct core_job *job, const struct checkp
     job->sources = wants.sources;
     job->known = wants.known;
     job->key_known = checkpoint_model_key(checkpoint, model->arch, model->plan, job->key, NULL) == 0;
-    if (job->key_known || job->layer != CORE_NONE)
+    if (job->key_known || job->layer != CORE_NONE || job->memory)
         return 0;
     return err_set(err, -EIO, ERR_INTERNAL, "model %s: all its weights were read and not all are digested", model->name);
 }
 
 static bool in_scope(const struct core_job *job, uint32_t layer)
 {
-    return job->layer == CORE_NONE || job->layer == layer;
+    return job->layer == CORE_NONE || job->layer == layer || job->memory; /* what memory has completed goes under its key as a whole */
 }
 
 static int list(struct core *core, struct core_job *job, struct err *err)

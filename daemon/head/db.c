@@ -196,14 +196,20 @@ int db_save_model(struct db *db, const struct db_model *model, struct err *err)
     return r;
 }
 
-int db_forget_model(struct db *db, const char *name, struct err *err)
+static int delete_by_name(struct db *db, const char *sql, const char *name, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
-    bool ok = sqlite3_prepare_v2(db->handle, "DELETE FROM model WHERE name = ?", -1, &statement, NULL) == SQLITE_OK &&
+    bool ok = sqlite3_prepare_v2(db->handle, sql, -1, &statement, NULL) == SQLITE_OK &&
               sqlite3_bind_text(statement, 1, name, -1, SQLITE_STATIC) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
     int r = ok ? 0 : db_err(db, "forget model", err);
     sqlite3_finalize(statement);
     return r;
+}
+
+int db_forget_model(struct db *db, const char *name, struct err *err)
+{
+    int r = delete_by_name(db, "DELETE FROM model WHERE name = ?", name, err);
+    return r < 0 ? r : delete_by_name(db, "DELETE FROM shard WHERE file = 'memory/' || ?", name, err);
 }
 
 static void column(sqlite3_stmt *statement, int index, char *to, size_t size)
@@ -263,7 +269,8 @@ int db_save_record(struct db *db, const char *dir, const char *file, const void 
         return r;
     char sql[256];
     snprintf(sql, sizeof sql,
-             "DELETE FROM shard WHERE (SELECT count(*) FROM shard) > %d AND rowid IN (SELECT rowid FROM shard ORDER BY used LIMIT 64)",
+             "DELETE FROM shard WHERE (SELECT count(*) FROM shard) > %d AND rowid IN "
+             "(SELECT rowid FROM shard WHERE file NOT LIKE 'memory/%%' ORDER BY used LIMIT 64)",
              DB_RECORDS_MAX);
     return db_execute(db, sql, "forget digests", err);
 }

@@ -41,6 +41,7 @@ int db_end(struct db *db, bool good, struct err *err);
  * DB_RECORDS_MAX. An unknown one is an empty record. */
 #define DB_RECORDS_MAX 8192
 struct buf;
+/* What the weights of a model from memory were stands there too, as file "memory/MODEL": kept until the model is forgotten. */
 int db_save_record(struct db *db, const char *dir, const char *file, const void *record, size_t length, struct err *err);
 int db_load_record(struct db *db, const char *dir, const char *file, struct buf *ret_record, struct err *err);
 

@@ -2,6 +2,7 @@
 #include "daemon/head/load.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,11 @@ struct load {
     uint64_t job;
     /* opening */
     char path[CORE_PATH_MAX];
+    char model[CORE_NAME_MAX];
+    int memory_fd;    /* owned; a client's memory, -1: none */
+    uint32_t layer;   /* of a job about one, else CORE_NONE */
+    bool from_memory; /* the model has no weights on disk: what they were is to be remembered */
+    bool sources_saved;
     struct arch *arch;             /* owned until the core takes it */
     struct checkpoint *checkpoint; /* owned */
     struct err err;
@@ -51,8 +57,11 @@ static void load_free(struct load *load)
     arch_free(load->arch);
     checkpoint_free(load->checkpoint);
     load_stream_free(load->stream);
+    closep(&load->memory_fd);
     free(load);
 }
+
+static bool save_sources(struct load *load);
 
 void load_forget(struct head *head, uint64_t job)
 {
@@ -60,6 +69,8 @@ void load_forget(struct head *head, uint64_t job)
         struct load *load = *at;
         if (load->job != job || load->opening || load->digesting || load->streaming || load->saving)
             continue;
+        if (save_sources(load))
+            return; /* and is forgotten when that is done */
         *at = load->next;
         load_free(load);
         return;
@@ -133,12 +144,91 @@ static void save_done(void *user)
 static void save_records(struct load *load)
 {
     uint64_t known = checkpoint_digests_known(load->checkpoint);
-    if (known == load->saved_known)
-        return;
+    if (known == load->saved_known || load->from_memory || load->memory_fd >= 0)
+        return; /* memory is gone when the job is over: what is remembered of it is in save_sources */
     load->saved_known = known;
     load->saved_ns = clock_now_ns();
     load->saving++;
     worker_submit(load->head->disk, save_run, save_done, load);
+}
+
+/* ---- models whose weights were in a client's memory ---- */
+
+static void memory_file(const struct load *load, char text[CORE_NAME_MAX + 8])
+{
+    snprintf(text, CORE_NAME_MAX + 8, "memory/%s", load->model); /* no file of a checkpoint has a slash */
+}
+
+/* Disk worker. */
+static void save_sources_run(void *user)
+{
+    struct load *load = user;
+    char file[CORE_NAME_MAX + 8];
+    struct buf record = {0};
+    struct err err = {0};
+    memory_file(load, file);
+    int r = checkpoint_sources_write(load->checkpoint, &record);
+    if (r < 0)
+        err_no_memory(&err, "record of digests", 0);
+    else
+        r = db_save_record(load->head->db, load->path, file, record.data, record.length, &err);
+    buf_release(&record);
+    if (r < 0)
+        log_error("db", "model %s: what its weights were is not remembered, they must be given again after a restart: %s", load->model,
+                  err.message);
+}
+
+static void save_done(void *user);
+
+/* Once the job is done: before, the model is still what it was. */
+static bool save_sources(struct load *load)
+{
+    const struct core_job *job = core_job_find(load->head->core, load->job);
+    if (!load->from_memory || load->sources_saved || !load->checkpoint || !job || job->state != CORE_JOB_DONE)
+        return false;
+    load->sources_saved = true;
+    load->saving++;
+    worker_submit(load->head->disk, save_sources_run, save_done, load);
+    return true;
+}
+
+/* Disk worker. What is known of the layers without their weights: of a directory that has them, what they are; else what is remembered. */
+static int open_memory(struct load *load)
+{
+    uint32_t layers = load->arch->layers;
+    _cleanup_(freep) uint8_t(*sources)[DIGEST_SIZE] = calloc(layers, sizeof *sources);
+    _cleanup_(freep) bool *known = calloc(layers, sizeof *known);
+    if (!sources || !known)
+        return err_no_memory(&load->err, "list of layers", layers * sizeof *sources);
+    if (load->checkpoint) {
+        for (uint32_t layer = 0; layer < layers; layer++)
+            known[layer] = checkpoint_layer_sources(load->checkpoint, layer, sources[layer]);
+        checkpoint_free(load->checkpoint);
+        load->checkpoint = NULL;
+    } else {
+        char file[CORE_NAME_MAX + 8];
+        struct buf record = {0};
+        struct err err = {0};
+        memory_file(load, file);
+        int r = db_load_record(load->head->db, load->path, file, &record, &err);
+        bool sound = r == 0 && record.length && checkpoint_sources_read(record.data, record.length, layers, sources, known);
+        buf_release(&record);
+        if (r < 0)
+            log_warning("db", "model %s: what its weights were is not known: %s", load->model, err.message);
+        if (!sound && load->memory_fd < 0) {
+            err_set(&load->err, -ENOENT, ERR_BAD_CHECKPOINT,
+                    "%s: neither an index nor any *.safetensors file: incomplete download? (weights from memory come by prepare)",
+                    load->path);
+            return -ENOENT;
+        }
+    }
+    const struct checkpoint_memory memory = {.fd = load->memory_fd,
+                                             .model = load->model,
+                                             .sources = (const uint8_t(*)[DIGEST_SIZE])sources,
+                                             .known = known,
+                                             .layer = load->layer == CORE_NONE ? CHECKPOINT_LAYERS_ALL : load->layer,
+                                             .binding = !load->from_memory};
+    return checkpoint_open_memory(load->path, load->arch, &memory, &load->checkpoint, &load->err);
 }
 
 /* ---- opening ---- */
@@ -151,12 +241,19 @@ static void open_run(void *user)
         explain_hidden(load->path, &load->err);
         return;
     }
+    load->from_memory = checkpoint_dir_is_bare(load->path);
+    if (load->from_memory) {
+        open_memory(load);
+        return;
+    }
     if (checkpoint_open(load->path, load->arch, &load->checkpoint, &load->err) < 0)
         return;
     const char *ignored = checkpoint_ignored(load->checkpoint);
     if (*ignored)
         log_info("load", "%s: ignored, not in the index: %s", load->path, ignored);
     read_records(load);
+    if (load->memory_fd >= 0)
+        open_memory(load);
 }
 
 static void open_done(void *user)
@@ -175,19 +272,35 @@ static void open_done(void *user)
         load_forget(head, job);
 }
 
-void load_open(struct head *head, uint64_t job)
+static struct load *load_new(struct head *head, uint64_t job)
 {
-    const struct core_job *known = core_job_find(head->core, job);
     struct load *load = calloc(1, sizeof *load);
     if (!load)
         abort();
     load->head = head;
     load->job = job;
-    load->opening = true;
-    load->force = known->force;
-    memcpy(load->path, head->core->models[known->model].path, sizeof load->path);
+    load->memory_fd = -1;
     load->next = head->loads;
     head->loads = load;
+    return load;
+}
+
+void load_memory(struct head *head, uint64_t job, int fd)
+{
+    load_new(head, job)->memory_fd = fd;
+}
+
+void load_open(struct head *head, uint64_t job)
+{
+    const struct core_job *known = core_job_find(head->core, job);
+    struct load *load = load_find(head, job);
+    if (!load)
+        load = load_new(head, job);
+    load->opening = true;
+    load->force = known->force;
+    load->layer = known->layer;
+    memcpy(load->path, head->core->models[known->model].path, sizeof load->path);
+    memcpy(load->model, head->core->models[known->model].name, sizeof load->model);
     worker_submit(head->disk, open_run, open_done, load);
 }
 
@@ -199,7 +312,8 @@ static void digest_run(void *user)
     struct load *load = user;
     const struct load_digest what = {
         .arch = &load->shape, .layers = load->layers, .cancelled = &load->cancelled, .read_bytes = &load->digest_bytes};
-    load_digest_run(&what, load->checkpoint, &load->err);
+    if (load_digest_run(&what, load->checkpoint, &load->err) == 0)
+        checkpoint_memory_check(load->checkpoint, &load->err);
 }
 
 static void digest_done(void *user)

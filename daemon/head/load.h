@@ -4,6 +4,8 @@
 
 #include "daemon/head/head.h"
 
+/* The weights of a job of core_prepare_memory, before its actions are run. Takes fd. */
+void load_memory(struct head *head, uint64_t job, int fd);
 /* CORE_ACT_OPEN: ends in core_load_opened or core_load_open_failed. */
 void load_open(struct head *head, uint64_t job);
 /* CORE_ACT_DIGEST: ends in core_load_digested. */

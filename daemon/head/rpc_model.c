@@ -2,8 +2,10 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/head/load.h"
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
+#include "proto/base/safetensors.h"
 
 static json_t *model_json(const struct core_model *model)
 {
@@ -78,12 +80,50 @@ int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err
     return 0;
 }
 
+/* Weights that came along in a memfd. */
+static int prepare_memory(const struct call *call, uint32_t layer, uint64_t *ret_job, struct err *err)
+{
+    struct core_load_request request = {
+        .name = rpc_param_string(call->params, "model", ""),
+        .path = rpc_param_string(call->params, "path", NULL),
+        .tp = (uint32_t)rpc_param_int(call->params, "tp", 0),
+        .multiple_of = (uint32_t)rpc_param_int(call->params, "multiple_of", 0),
+    };
+    _cleanup_(closep) int fd = control_take_fd(call->head->control, call->client);
+    if (fd < 0)
+        return err_set(err, -EBADF, ERR_BAD_REQUEST, "memory: no descriptor came with the line's first byte");
+    int r = strategy_param(call->params, &request.strategy, err);
+    if (r == 0)
+        r = safetensors_check_sealed(fd, CHECKPOINT_MEMORY_NAME, err); /* now, and not when the job is reached */
+    if (r == 0)
+        r = core_prepare_memory(call->head->core, clock_now_ns(), &request, layer, ret_job, err);
+    if (r == 0)
+        load_memory(call->head, *ret_job, STEAL_FD(fd));
+    return r;
+}
+
+static int refuse_without_memory(const json_t *params, struct err *err)
+{
+    static const char *const keys[] = {"path", "tp", "multiple_of", "strategy"};
+    for (size_t i = 0; i < ARRAY_LENGTH(keys); i++)
+        if (json_object_get(params, keys[i]))
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: goes only with memory", keys[i]);
+    return 0;
+}
+
 int rpc_prepare(const struct call *call, json_t **ret_result, struct err *err)
 {
     uint64_t job;
-    long long layer = rpc_param_int(call->params, "layer", -1);
-    int r = core_prepare(call->head->core, clock_now_ns(), rpc_param_string(call->params, "model", ""),
-                         layer < 0 ? CORE_NONE : (uint32_t)layer, &job, err);
+    long long given = rpc_param_int(call->params, "layer", -1);
+    uint32_t layer = given < 0 ? CORE_NONE : (uint32_t)given;
+    int r;
+    if (rpc_param_bool(call->params, "memory", false)) {
+        r = prepare_memory(call, layer, &job, err);
+    } else {
+        r = refuse_without_memory(call->params, err);
+        if (r == 0)
+            r = core_prepare(call->head->core, clock_now_ns(), rpc_param_string(call->params, "model", ""), layer, &job, err);
+    }
     if (r < 0)
         return r;
     waiters_add(call->head->waiters, call->client, call->id, WAITERS_WATCH, job);
@@ -108,8 +148,7 @@ int rpc_model_unload(const struct call *call, json_t **ret_result, struct err *e
     uint64_t drop = 0;
     char who[CONTROL_WHO_MAX];
     int r = core_unload(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who),
-                        rpc_param_string(call->params, "model", ""),
-                        rpc_param_bool(call->params, "drop_cache", false), &drop, err);
+                        rpc_param_string(call->params, "model", ""), rpc_param_bool(call->params, "drop_cache", false), &drop, err);
     return after_drop(call, r, drop, ret_result);
 }
 
@@ -123,6 +162,7 @@ int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct er
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "give model, duck, both, or all");
     uint64_t drop = 0;
     char who[CONTROL_WHO_MAX];
-    int r = core_invalidate(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who), model, duck, &drop, err);
+    int r = core_invalidate(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who), model, duck,
+                            &drop, err);
     return after_drop(call, r, drop, ret_result);
 }

@@ -5,28 +5,72 @@
 
 #include "daemon/model/checkpoint_state.h"
 
-int checkpoint_open(const char *dir, const struct arch *arch, struct checkpoint **ret_checkpoint, struct err *err)
+/* From the headers on. */
+static int open_rest(struct checkpoint *checkpoint, struct err *err)
+{
+    int r = checkpoint_resolve(checkpoint, err);
+    if (r == 0)
+        r = checkpoint_digests_begin(checkpoint, err);
+    if (r == 0)
+        r = checkpoint_identify(checkpoint, err);
+    checkpoint->arch = NULL;
+    return r;
+}
+
+static struct checkpoint *new_for(const char *dir, const struct arch *arch)
 {
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
     if (checkpoint)
         checkpoint->dir = strdup(dir);
     if (!checkpoint || !checkpoint->dir)
-        return err_no_memory(err, dir, sizeof *checkpoint);
+        return NULL;
     checkpoint->arch = arch;
     checkpoint->layers = arch->layers;
     checkpoint->experts = arch->experts;
+    return STEAL(checkpoint);
+}
+
+int checkpoint_open(const char *dir, const struct arch *arch, struct checkpoint **ret_checkpoint, struct err *err)
+{
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = new_for(dir, arch);
+    if (!checkpoint)
+        return err_no_memory(err, dir, sizeof *checkpoint);
     int r = checkpoint_shards_open(checkpoint, err);
     if (r == 0)
-        r = checkpoint_resolve(checkpoint, err);
-    if (r == 0)
-        r = checkpoint_digests_begin(checkpoint, err);
-    if (r == 0)
-        r = checkpoint_identify(checkpoint, err);
+        r = open_rest(checkpoint, err);
     if (r < 0)
         return r;
-    checkpoint->arch = NULL;
     *ret_checkpoint = STEAL(checkpoint);
     return 0;
+}
+
+int checkpoint_open_memory(const char *dir, const struct arch *arch, const struct checkpoint_memory *memory,
+                           struct checkpoint **ret_checkpoint, struct err *err)
+{
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = new_for(dir, arch);
+    if (!checkpoint)
+        return err_no_memory(err, dir, sizeof *checkpoint);
+    checkpoint->memory_model = strdup(memory->model);
+    checkpoint->memory_sources = calloc(arch->layers, sizeof *checkpoint->memory_sources);
+    checkpoint->memory_known = calloc(arch->layers, sizeof *checkpoint->memory_known);
+    if (!checkpoint->memory_model || !checkpoint->memory_sources || !checkpoint->memory_known)
+        return err_no_memory(err, dir, arch->layers * sizeof *checkpoint->memory_sources);
+    memcpy(checkpoint->memory_sources, memory->sources, arch->layers * sizeof *checkpoint->memory_sources);
+    memcpy(checkpoint->memory_known, memory->known, arch->layers * sizeof *checkpoint->memory_known);
+    checkpoint->memory_layer = memory->layer;
+    checkpoint->memory_binding = memory->binding;
+    int r = checkpoint_shards_open_memory(checkpoint, memory->fd, err);
+    if (r == 0)
+        r = open_rest(checkpoint, err);
+    if (r < 0)
+        return r;
+    *ret_checkpoint = STEAL(checkpoint);
+    return 0;
+}
+
+bool checkpoint_layer_there(const struct checkpoint *checkpoint, uint32_t layer)
+{
+    return checkpoint->layer_first[layer + 1] > checkpoint->layer_first[layer];
 }
 
 void checkpoint_free(struct checkpoint *checkpoint)
@@ -44,6 +88,9 @@ void checkpoint_free(struct checkpoint *checkpoint)
     free(checkpoint->layer_first);
     free(checkpoint->shards);
     checkpoint_index_free(checkpoint->index);
+    free(checkpoint->memory_model);
+    free(checkpoint->memory_sources);
+    free(checkpoint->memory_known);
     free(checkpoint->dir);
     free(checkpoint);
 }

@@ -32,6 +32,33 @@ int checkpoint_open(const char *dir, const struct arch *arch, struct checkpoint 
 void checkpoint_free(struct checkpoint *checkpoint);
 CLEANUP_DEFINE(struct checkpoint *, checkpoint_free);
 
+/* ---- weights that a client holds in memory ----
+ *
+ * A checkpoint of the layers whose tensors a sealed memfd holds, in the form of a safetensors file; each layer whole. Of the others it
+ * knows at most what their weights were (sources). */
+#define CHECKPOINT_LAYERS_ALL UINT32_MAX
+struct checkpoint_memory {
+    int fd;                                /* borrowed; -1: no layer's weights are at hand */
+    const char *model;                     /* its name: goes into the identity, as a path does for files */
+    const uint8_t (*sources)[DIGEST_SIZE]; /* [layers] borrowed, as checkpoint_layer_sources; valid where known */
+    const bool *known;                     /* [layers] borrowed */
+    uint32_t layer;                        /* only this one is taken from memory; CHECKPOINT_LAYERS_ALL: all that are there */
+    bool binding;                          /* weights in memory must be what sources says, where known; else they take its place */
+};
+#define CHECKPOINT_MEMORY_NAME "the memfd" /* in place of a file's name */
+/* `dir` is read for its config.json only. */
+int checkpoint_open_memory(const char *dir, const struct arch *arch, const struct checkpoint_memory *memory,
+                           struct checkpoint **ret_checkpoint, struct err *err);
+/* Neither an index nor a *.safetensors file: the weights of such a model come from memory, if from anywhere. */
+bool checkpoint_dir_is_bare(const char *dir);
+/* The layer's weights can be read. False only in a checkpoint of memory. */
+bool checkpoint_layer_there(const struct checkpoint *checkpoint, uint32_t layer);
+/* Once layers are digested: CACHE_STALE when one of them is not what `binding` asks for. */
+int checkpoint_memory_check(const struct checkpoint *checkpoint, struct err *err);
+/* All sources that are known, for the next opening. A record that makes no sense, or of another number of layers, is refused (false). */
+int checkpoint_sources_write(const struct checkpoint *checkpoint, struct buf *record);
+bool checkpoint_sources_read(const uint8_t *record, size_t length, uint32_t layers, uint8_t (*ret_sources)[DIGEST_SIZE], bool *ret_known);
+
 const char *checkpoint_dir(const struct checkpoint *checkpoint);
 const char *checkpoint_shard_name(const struct checkpoint *checkpoint, uint32_t shard);
 uint64_t checkpoint_weight_bytes(const struct checkpoint *checkpoint); /* F8 bytes of all matrices a load reads */

@@ -83,6 +83,10 @@ void checkpoint_digests_forget(struct checkpoint *checkpoint)
 
 bool checkpoint_layer_sources(const struct checkpoint *checkpoint, uint32_t layer, uint8_t ret_sources[DIGEST_SIZE])
 {
+    if (!checkpoint_layer_there(checkpoint, layer)) {
+        memcpy(ret_sources, checkpoint->memory_sources[layer], DIGEST_SIZE);
+        return checkpoint->memory_known[layer];
+    }
     memset(ret_sources, 0, DIGEST_SIZE);
     memcpy(ret_sources, checkpoint->layer_scales[layer], CHECKPOINT_SCALES_DIGEST);
     _cleanup_(digest_freep) struct digest *digest = digest_new();

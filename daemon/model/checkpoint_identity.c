@@ -53,6 +53,12 @@ int checkpoint_identify(struct checkpoint *checkpoint, struct err *err)
     int r = add_config(checkpoint, digest, err);
     if (r < 0)
         return r;
+    if (checkpoint->memory_model) { /* the same for whatever part of the model memory holds */
+        digest_update_string(digest, "memory");
+        digest_update_string(digest, checkpoint->memory_model);
+        digest_finish(digest, checkpoint->identity);
+        return 0;
+    }
     digest_update_u64(digest, checkpoint->index->file_count);
     for (size_t i = 0; i < checkpoint->index->file_count; i++)
         add_shard(&checkpoint->shards[i], digest);

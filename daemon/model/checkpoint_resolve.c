@@ -144,6 +144,24 @@ static int add_expert(struct checkpoint *checkpoint, uint32_t layer, int expert,
     return r;
 }
 
+/* A layer of which memory holds nothing is not there; one of which it holds something must be whole. */
+static bool is_absent(const struct checkpoint *checkpoint, uint32_t layer)
+{
+    const struct arch *arch = checkpoint->arch;
+    char prefix[ARCH_NAME_MAX];
+    if (!checkpoint->memory_model)
+        return false;
+    if (checkpoint->memory_layer != CHECKPOINT_LAYERS_ALL && checkpoint->memory_layer != layer)
+        return true;
+    arch_matrix_name(arch, layer, arch->layer_is_moe[layer] ? 0 : ARCH_EXPERT_DENSE, KERNELS_GATE, prefix);
+    char *at = strstr(prefix, ".layers.");
+    for (int dots = 0; at && dots < 3; dots++) /* "model.layers.1.mlp." */
+        at = strchr(at + 1, '.');
+    if (at)
+        at[1] = '\0';
+    return !checkpoint_index_has_prefix(checkpoint->index, prefix);
+}
+
 int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err)
 {
     const struct arch *arch = checkpoint->arch;
@@ -152,6 +170,9 @@ int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err)
         return err_no_memory(err, checkpoint->dir, arch->layers * sizeof *checkpoint->layer_first);
     for (uint32_t layer = 0; layer < arch->layers; layer++) {
         int r = 0;
+        checkpoint->layer_first[layer + 1] = checkpoint->matrix_count;
+        if (is_absent(checkpoint, layer))
+            continue;
         if (!arch->layer_is_moe[layer])
             r = add_expert(checkpoint, layer, ARCH_EXPERT_DENSE, err);
         for (uint32_t expert = 0; arch->layer_is_moe[layer] && expert < arch->experts && r == 0; expert++)

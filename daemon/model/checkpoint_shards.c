@@ -251,6 +251,31 @@ int checkpoint_shards_open(struct checkpoint *checkpoint, struct err *err)
     return r < 0 ? r : find_ignored(checkpoint, err);
 }
 
+int checkpoint_shards_open_memory(struct checkpoint *checkpoint, int fd, struct err *err)
+{
+    struct checkpoint_index *index = checkpoint->index = calloc(1, sizeof *index);
+    if (!index || !(index->files = calloc(1, sizeof *index->files)) || !(checkpoint->shards = calloc(1, sizeof *checkpoint->shards)))
+        return err_no_memory(err, CHECKPOINT_MEMORY_NAME, sizeof *index);
+    if (fd < 0)
+        return make_index(checkpoint, err);
+    if (!(index->files[0] = strdup(CHECKPOINT_MEMORY_NAME)))
+        return err_no_memory(err, CHECKPOINT_MEMORY_NAME, sizeof CHECKPOINT_MEMORY_NAME);
+    index->file_count = 1;
+    checkpoint->shards[0].name = index->files[0];
+    int r = safetensors_open_sealed(fd, CHECKPOINT_MEMORY_NAME, &checkpoint->shards[0].file, err);
+    return r < 0 ? r : make_index(checkpoint, err);
+}
+
+bool checkpoint_dir_is_bare(const char *path)
+{
+    _cleanup_(closedirp) DIR *dir = opendir(path);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir)))
+        if (is_safetensors(entry->d_name) || strcmp(entry->d_name, CHECKPOINT_INDEX_FILE) == 0)
+            return false;
+    return dir != NULL;
+}
+
 const struct safetensors_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t *ret_shard)
 {
     const struct checkpoint_index_entry *entry = checkpoint_index_find(checkpoint->index, name);

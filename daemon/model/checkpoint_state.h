@@ -40,6 +40,12 @@ struct checkpoint {
     _Atomic uint64_t digests_known;
     uint64_t weight_bytes;
     char ignored[512];
+    /* Of a checkpoint of memory; NULL otherwise. */
+    char *memory_model;
+    uint8_t (*memory_sources)[DIGEST_SIZE]; /* [layers]; valid where known */
+    bool *memory_known;                     /* [layers] */
+    uint32_t memory_layer;                  /* or CHECKPOINT_LAYERS_ALL */
+    bool memory_binding;
     uint8_t identity[DIGEST_SIZE];
 };
 
@@ -47,6 +53,8 @@ struct checkpoint {
 int checkpoint_shards_open(struct checkpoint *checkpoint, struct err *err);
 /* The shard's file, with no more than CHECKPOINT_OPEN_MAX descriptors open after the next read. */
 struct safetensors *checkpoint_shard_use(struct checkpoint *checkpoint, uint32_t shard);
+/* One file, the memory: fd as checkpoint_memory. */
+int checkpoint_shards_open_memory(struct checkpoint *checkpoint, int fd, struct err *err);
 /* Tensor by name through the index; NULL when there is none. */
 const struct safetensors_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t *ret_shard);
 

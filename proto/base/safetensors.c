@@ -180,7 +180,35 @@ static int read_header(struct safetensors *file, struct err *err)
     return safetensors_table_check(&file->table, file->path, file->identity.size - file->data_offset, err);
 }
 
-int safetensors_open(const char *path, struct safetensors **ret_file, struct err *err)
+/* F_SEAL_FUTURE_WRITE would not do: mappings that were there before may still be written through. */
+int safetensors_check_sealed(int fd, const char *name, struct err *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return err_errno(err, "%s", name);
+    int seals = S_ISREG(st.st_mode) ? fcntl(fd, F_GET_SEALS) : -1;
+    if (seals < 0)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: is no memfd", name);
+    bool shrink = seals & F_SEAL_SHRINK, write = seals & F_SEAL_WRITE;
+    if (shrink && write)
+        return 0;
+    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: is not sealed against %s: F_SEAL_SHRINK and F_SEAL_WRITE are needed", name,
+                   shrink  ? "writing"
+                   : write ? "shrinking"
+                           : "shrinking and writing");
+}
+
+static int take_sealed(struct safetensors *file, int fd, struct stat *ret_stat, struct err *err)
+{
+    int r = safetensors_check_sealed(fd, file->path, err);
+    if (r < 0)
+        return r;
+    file->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    return file->fd < 0 || fstat(file->fd, ret_stat) < 0 ? err_errno(err, "%s", file->path) : 0;
+}
+
+/* fd -1: the file at `path`. */
+static int open_any(const char *path, int fd, struct safetensors **ret_file, struct err *err)
 {
     _cleanup_(safetensors_freep) struct safetensors *file = calloc(1, sizeof *file);
     if (!file)
@@ -190,7 +218,7 @@ int safetensors_open(const char *path, struct safetensors **ret_file, struct err
     if (!file->path)
         return err_no_memory(err, path, strlen(path));
     struct stat st;
-    int r = open_file(file, &st, err);
+    int r = fd < 0 ? open_file(file, &st, err) : take_sealed(file, fd, &st, err);
     if (r < 0)
         return r;
     file->identity = identity_of(&st);
@@ -201,6 +229,16 @@ int safetensors_open(const char *path, struct safetensors **ret_file, struct err
         return r;
     *ret_file = STEAL(file);
     return 0;
+}
+
+int safetensors_open(const char *path, struct safetensors **ret_file, struct err *err)
+{
+    return open_any(path, -1, ret_file, err);
+}
+
+int safetensors_open_sealed(int fd, const char *name, struct safetensors **ret_file, struct err *err)
+{
+    return open_any(name, fd, ret_file, err);
 }
 
 void safetensors_free(struct safetensors *file)

@@ -72,6 +72,10 @@ struct safetensors; /* one file */
 /* Opens and checks a regular file (a FIFO or device is refused without waiting on it). The file stays open. NO_SUCH when it is not
  * there. */
 int safetensors_open(const char *path, struct safetensors **ret_file, struct err *err);
+/* The same from a memfd that nobody can change any more: sealed against shrinking and writing (F_SEAL_WRITE), refused otherwise
+ * (BAD_REQUEST). `name` stands for a path in messages. The descriptor is not taken: another one of the same memory is kept. */
+int safetensors_check_sealed(int fd, const char *name, struct err *err);
+int safetensors_open_sealed(int fd, const char *name, struct safetensors **ret_file, struct err *err);
 void safetensors_free(struct safetensors *file);
 CLEANUP_DEFINE(struct safetensors *, safetensors_free);
 

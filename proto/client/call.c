@@ -44,6 +44,19 @@ int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char
     return r ? conn_error(error, &err) : 0;
 }
 
+int fp9_call_fd(struct fp9_conn *conn, const char *method, const char *params, int fd, char **ret_result, struct fp9_error *error)
+{
+    struct err err = {0};
+    json_t *object = params_of(params, &err), *result = NULL;
+    if (!object)
+        return conn_error(error, &err);
+    int r = conn_call_fd(conn, method, object, fd, &result, &err);
+    if (r == 0 && ret_result)
+        r = text_of(STEAL(result), ret_result, &err);
+    json_decref(result);
+    return r ? conn_error(error, &err) : 0;
+}
+
 struct fp9_conn *fp9_new(void)
 {
     return core_new();

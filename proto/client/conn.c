@@ -199,6 +199,55 @@ int conn_call(struct fp9_conn *conn, const char *method, json_t *params, json_t 
     return core_answer(conn, id, ret_result, ret_fd, err);
 }
 
+/* The first bytes of what is queued, with the descriptor. */
+static int send_first(struct fp9_conn *conn, int fd, struct err *err)
+{
+    struct iovec part = {.iov_base = conn->out.data, .iov_len = conn->out.length};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } beside = {0};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = beside.bytes, .msg_controllen = sizeof beside.bytes};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    ssize_t n;
+    do
+        n = sendmsg(conn->fd, &message, MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return err_errno(err, "cannot send descriptor %d to fp9d", fd);
+    buf_consume(&conn->out, (size_t)n);
+    return 0;
+}
+
+int conn_call_fd(struct fp9_conn *conn, const char *method, json_t *params, int fd, json_t **ret_result, struct err *err)
+{
+    uint64_t id = 0;
+    int r = conn_socket(conn, err);
+    if (r == 0 && !conn->broken.code)
+        r = send_some(conn, err);
+    if (r == 0 && conn->out.length)
+        r = err_set(err, -EBUSY, ERR_BUSY, "%zu bytes of other requests are not sent yet", conn->out.length);
+    if (r) {
+        json_decref(params);
+        return r;
+    }
+    r = core_request(conn, method, params, &id, err);
+    if (r)
+        return r;
+    r = send_first(conn, fd, err);
+    if (r) { /* nothing of it has left: the connection is as it was */
+        buf_consume(&conn->out, conn->out.length);
+        *core_find(conn, id) = (struct core_call){.fd = -1};
+        return r;
+    }
+    conn_until(conn, id);
+    return core_answer(conn, id, ret_result, NULL, err);
+}
+
 int fp9_process(struct fp9_conn *conn, int timeout_ms, struct fp9_error *error)
 {
     struct err reason = {0};

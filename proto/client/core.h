@@ -70,6 +70,9 @@ void conn_until(struct fp9_conn *conn, uint64_t id);
 /* A whole call: core_request(), conn_until(), core_answer(). */
 int conn_call(struct fp9_conn *conn, const char *method, json_t *params, json_t **ret_result, int *ret_fd, struct err *err);
 
+/* The same with a descriptor (borrowed) that goes with the request's first byte. */
+int conn_call_fd(struct fp9_conn *conn, const char *method, json_t *params, int fd, json_t **ret_result, struct err *err);
+
 /* struct err to the public form; gives err->code. */
 int conn_error(struct fp9_error *error, const struct err *err);
 

@@ -71,7 +71,12 @@ static const struct schema_param unload_params[] = {
 
 static const struct schema_param prepare_params[] = {
     INT("layer", OPTIONAL, 0, LAYER_MAX, "only this layer, an index from 0; all when left out"),
+    BOOL("memory", "take the weights from a sealed memfd that comes with the line's first byte"),
     STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
+    INT("multiple_of", OPTIONAL, 8, 128, "with memory, of a new model: unit of slicing; the planner's choice when left out"),
+    STRING("path", OPTIONAL, PATH_BYTES_MAX, "with memory: absolute directory of a new model's config.json, without weights"),
+    STRING("strategy", OPTIONAL, 32, "with memory, of a new model: \"tp\"; the planner's choice when left out"),
+    INT("tp", OPTIONAL, 1, TP_MAX, "with memory, of a new model: tensor-parallel width, ranks; the planner's choice when left out"),
 };
 
 static const struct schema_param invalidate_params[] = {

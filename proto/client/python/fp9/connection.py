@@ -1,4 +1,6 @@
 """A connection to fp9d."""
+import fcntl
+import array
 import os
 import select
 import socket
@@ -27,6 +29,30 @@ def connect(path=None, timeout=None):
         one.close()
         raise Disconnected("INTERNAL", f"fp9d at {path} cannot be reached: {error}") from error
     return Connection(one, timeout)
+
+
+def sealed(data):
+    """A memfd with these bytes that nobody can change any more, as prepare takes it; os.close() it."""
+    fd = os.memfd_create("fp9-weights-of-a-client", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[os.write(fd, left):]
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _recv_fds(connected, flags):
+    """(bytes, descriptors). socket.recv_fds() of Python 3.11 loses its flags on the way."""
+    data, ancillary, _, _ = connected.recvmsg(READ_BYTES, socket.CMSG_SPACE(DESCRIPTORS_MAX * array.array("i").itemsize), flags)
+    fds = array.array("i")
+    for level, kind, part in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(part[:len(part) - len(part) % fds.itemsize])
+    return data, fds.tolist()
 
 
 def _given(params):
@@ -135,7 +161,7 @@ class Connection:
         # All is sent and there may be no limit to the waiting: then this is where it waits.
         flags = socket.MSG_CMSG_CLOEXEC | (socket.MSG_DONTWAIT if self.core.output() else 0)
         try:
-            data, fds, _, _ = socket.recv_fds(self.socket, READ_BYTES, DESCRIPTORS_MAX, flags)
+            data, fds = _recv_fds(self.socket, flags)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -175,9 +201,22 @@ class Connection:
         """Takes a model out of service; drop_cache=True frees its slots too. (administration)"""
         return self.call("model.unload", model=model, **_given({"drop_cache": drop_cache}))
 
-    def prepare(self, model, layer=None, wait=True, progress=None):
-        """Prepares the slots that are missing, of one layer or of all; wait and progress as model_load(). (administration)"""
-        return self._job("prepare", wait, progress, model=model, **_given({"layer": layer}))
+    def prepare(self, model, layer=None, wait=True, progress=None, memory=None, **more):
+        """Prepares the slots that are missing, of one layer or of all; wait and progress as model_load(). (administration)
+
+        memory is bytes in the form of a safetensors file, or a sealed memfd of such: weights come from there and not from the
+        checkpoint. A new model needs path=, the directory of its config.json; tp=, multiple_of=, strategy= as model_load()."""
+        given = _given({"layer": layer, **more})
+        if "path" in given:
+            given["path"] = os.path.abspath(given["path"])
+        if memory is None:
+            return self._job("prepare", wait, progress, model=model, **given)
+        fd = memory if isinstance(memory, int) else sealed(memory)
+        try:
+            return self._job("prepare", wait, progress, fd=fd, model=model, memory=True, **given)
+        finally:
+            if fd is not memory:
+                os.close(fd)
 
     # ---- jobs
 
@@ -193,9 +232,17 @@ class Connection:
     def job_cancel(self, job):
         return self.call("job.cancel", job=job)
 
-    def _job(self, method, wait, progress, **params):
+    def call_fd(self, method, fd, /, **params):
+        """call() with a descriptor beside the request's first byte; it stays the caller's."""
+        while not self._send():
+            self.process(None)
+        number = self.core.request(method, params)
+        self.core.sent(socket.send_fds(self.socket, [self.core.output()], [fd], socket.MSG_NOSIGNAL))
+        return self.wait(number)
+
+    def _job(self, method, wait, progress, fd=None, **params):
         with self._watched(progress) as watch:
-            job = self.call(method, **params)["job"]
+            job = (self.call(method, **params) if fd is None else self.call_fd(method, fd, **params))["job"]
             if not wait:
                 return job
             watch.follow(job)
