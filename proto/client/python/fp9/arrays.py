@@ -31,7 +31,7 @@ def raw(values, dtype, name):
     try:
         memory = memoryview(values)
     except (TypeError, ValueError) as error:
-        raise Error("BAD_DTYPE", f"{name} is no buffer ({type(values).__name__}): an array of {dtype} elements or bytes is right") from error
+        raise Error("BAD_DTYPE", f"{name} is no buffer ({type(values).__name__}): an array of {dtype} elements is right") from error
     kind = memory.format.lstrip("@=<")
     if kind not in ("B", "b", "c") and (memory.itemsize != size or kind not in taken):
         hint = "; fp9.to_bf16() makes it from floats" if dtype == "BF16" else ""

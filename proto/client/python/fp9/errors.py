@@ -19,11 +19,12 @@ class Error(Exception):
 
 
 class Disconnected(Error, ConnectionError):
-    """The connection is of no use any more: closed by fp9d, or it sent what is no protocol. Every call of it fails with this. (Name INTERNAL.)"""
+    """The connection is of no use any more: closed by fp9d, or it sent what is no protocol. Every call of it fails with this, the name is
+    INTERNAL."""
 
 
 class NoDaemon(Disconnected):
-    """Nobody listens at the socket. (Name NOT_READY.)"""
+    """Nobody listens at the socket. The name is NOT_READY."""
 
 
 def from_object(error):

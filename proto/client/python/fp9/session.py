@@ -20,7 +20,7 @@ def _dtype(name):
 
 
 class Places:
-    """Where the tensors of a step stand in the arena, for up to `tokens` tokens and `top_k` experts a token; `end` is the offset after them.
+    """Where a step's tensors stand in the arena, for up to `tokens` tokens and `top_k` experts a token; `end` is the offset after them.
 
     x             [tokens][hidden_size] BF16 as its bits: uint16
     topk_ids      [tokens][top_k] int32; -1: an empty slot
