@@ -12,7 +12,7 @@ import pytest
 from support import safetensors
 from support.daemon import SLOW
 from support.model import EXPERTS, HIDDEN, MODEL, random_input
-from support.rpc import Rpc, RpcError, Session
+from support.rpc import Raw, Rpc, RpcError, Session
 
 F_GET_SEALS = 1034
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
@@ -41,7 +41,7 @@ def refused(rpc, method, name, words=(), **params):
 
 def raw(served, data):
     """One answer to raw bytes, or None when fp9d closes without one; fp9d lives in any case."""
-    with Rpc(served.socket, 30 * SLOW) as one:
+    with Raw(served.socket, 30 * SLOW) as one:
         one.send_raw(data)
         try:
             message = one.read_message()
@@ -77,7 +77,7 @@ def test_e02_numbers(served, value):
 
 def test_line_without_end(served):
     """More than a line may have: an error or a closed connection, no memory eaten."""
-    with Rpc(served.socket, 30 * SLOW) as one:
+    with Raw(served.socket, 30 * SLOW) as one:
         message, sent = None, 0
         try:
             for _ in range(64):
@@ -107,7 +107,7 @@ def test_e07_clients_that_do_not_wait(served):
 def test_e09_any_pieces(served):
     """Byte by byte, and many in one burst: each request has its own answer, in order for one kind."""
     request = b'{"jsonrpc":"2.0","id":%d,"method":"status","params":{}}\n'
-    with Rpc(served.socket) as one:
+    with Raw(served.socket) as one:
         for number in range(len(request % 5)):
             one.send_raw((request % 5)[number:number + 1])
         assert one.read_message()["id"] == 5
@@ -118,7 +118,7 @@ def test_e09_any_pieces(served):
 def test_e13_descriptors_from_clients(served):
     """Descriptors that nobody asked for are closed, on good and bad requests."""
     before = len(os.listdir(f"/proc/{served.process.pid}/fd"))
-    with Rpc(served.socket, 30 * SLOW) as one, open("/dev/null", "rb") as null:
+    with Raw(served.socket, 30 * SLOW) as one, open("/dev/null", "rb") as null:
         for number in range(200):
             method = "status" if number % 2 else "nonsense"
             line = json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": {}}) + "\n"
@@ -132,12 +132,14 @@ def test_e11_arena_is_sealed(served, rpc, reference):
     session = Session(rpc, "shakespeare", 4)
     x, ids, weights = reference.inputs(2, 4)
     before = session.run("decode", 2, x, ids, weights)
-    seals = fcntl.fcntl(session.fd, F_GET_SEALS)
-    assert seals & F_SEAL_SHRINK and seals & F_SEAL_SEAL, f"seals are {seals:#x}"
-    number = rpc.send("decode", {"layer": 2, **session.place(x, ids, weights)})
+    step = session.start("decode", 2, x, ids, weights)
+    _, other = rpc.wait_fd(rpc.send("session.open", {"model": "shakespeare", "max_tokens": 4}))
+    seals = fcntl.fcntl(other, F_GET_SEALS)
+    assert seals == session.seals and seals & F_SEAL_SHRINK and seals & F_SEAL_SEAL, f"seals are {seals:#x}"
     with pytest.raises(OSError):
-        os.ftruncate(session.fd, 0)
-    rpc.answer(number)
+        os.ftruncate(other, 0)
+    os.close(other)
+    step.wait()
     assert session.run("decode", 2, x, ids, weights) == before
     session.close()
 

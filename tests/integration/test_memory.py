@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import safetensors
 from support.model import LAYERS, MODEL, output
-from support.rpc import Rpc, RpcError
+from support.rpc import Raw, Rpc, RpcError
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE
@@ -57,11 +57,7 @@ def memfd(data, seals=SEALS):
 
 
 def send_prepare(rpc, fds, **params):
-    number = rpc.next_id
-    rpc.next_id += 1
-    line = json.dumps({"jsonrpc": "2.0", "id": number, "method": "prepare", "params": params}).encode() + b"\n"
-    socket.send_fds(rpc.socket, [line], fds)
-    return number
+    return rpc.send("prepare", params, fds)
 
 
 def bits(daemon, reference, folder, name, layer):
@@ -245,13 +241,12 @@ def test_each_descriptor_goes_with_its_own_request(make_daemon, weights, bare, w
         rpc.call("job.wait", job=rpc.answer(right)["job"])
         assert sorted({s["layer"] for s in rpc.call("cache.list")["slots"] if s["model_key"] == layers["a"]}) == [0, 3]
         # byte by byte
-        number = rpc.next_id
-        rpc.next_id += 1
-        line = json.dumps({"jsonrpc": "2.0", "id": number, "method": "prepare", "params": {"model": "a", "memory": True}}).encode() + b"\n"
-        socket.send_fds(rpc.socket, [line[:1]], [fds[2]])
-        for at in range(1, len(line)):
-            rpc.send_raw(line[at:at + 1])
-        rpc.call("job.wait", job=rpc.answer(number)["job"])
+        line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "prepare", "params": {"model": "a", "memory": True}}).encode() + b"\n"
+        with Raw(daemon.socket) as one:
+            socket.send_fds(one.socket, [line[:1]], [fds[2]])
+            for at in range(1, len(line)):
+                one.send_raw(line[at:at + 1])
+            rpc.call("job.wait", job=one.read_message()["result"]["job"])
         assert sorted({s["layer"] for s in rpc.call("cache.list")["slots"] if s["model_key"] == layers["a"]}) == [0, 2, 3]
     for fd in fds:
         os.close(fd)

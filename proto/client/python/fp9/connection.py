@@ -113,6 +113,23 @@ class Connection:
         self._send()
         return number
 
+    def request_fds(self, method, fds, /, **params):
+        """request() with descriptors, which travel with the request's first byte and stay the caller's: prepare(memory=True) takes a sealed
+        memfd so."""
+        while not self._send():
+            poll = select.poll()
+            poll.register(self.socket, select.POLLOUT)
+            poll.poll()
+        number = self.core.request(method, params)
+        if fds:
+            part = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+            try:
+                self.core.sent(self.socket.sendmsg([self.core.output()], part, socket.MSG_NOSIGNAL))
+            except OSError as error:
+                self.core.fail(Disconnected("INTERNAL", f"cannot send to fp9d: {error}"))
+        self._send()
+        return number
+
     def wait(self, number, timeout=None):
         """The result of a call of request(); raises its error. `timeout` in place of the connection's."""
         result, fd = self.wait_fd(number, timeout)
