@@ -137,8 +137,8 @@ def free_port():
 class DuckService:
     """fp9-duck on a TCP port of the loopback, with its store."""
 
-    def __init__(self, build, folder, name, memory="64M", conf="plaintext = yes", manager=True):
-        self.build, self.name = build, name
+    def __init__(self, build, folder, name, memory="64M", conf="plaintext = yes", manager=True, more=()):
+        self.build, self.name, self.more = build, name, more
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.manager = Manager(folder, name) if manager else None
@@ -153,7 +153,7 @@ class DuckService:
             file.write(f"[duck]\nlisten = {self.address}\nmemory = {memory}\nname = {self.name}\n{conf}\n")
 
     def spawn(self):
-        args = [program(self.build, "fp9-duck"), "--config", self.conf_path]
+        args = [program(self.build, "fp9-duck"), "--config", self.conf_path, *self.more]
         with open(self.log_path, "ab") as log:
             if self.manager:
                 self.process = self.manager.spawn(args, log.fileno(), self.env)
