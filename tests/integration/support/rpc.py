@@ -1,12 +1,8 @@
 """The control socket through the Python module fp9, in the words of these tests; and Raw, for what the module never sends."""
 import json
-import os
 import socket
-import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3, "proto", "client", "python"))
-
-import fp9  # noqa: E402
+import fp9  # conftest.py says where
 
 RpcError = fp9.Error
 
