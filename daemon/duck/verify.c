@@ -8,7 +8,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "proto/base/digest.h"
+#include "proto/base/checksum.h"
 
 struct item {
     uint64_t request;
@@ -33,7 +33,7 @@ struct verify {
 static uint64_t part_sum(const struct wbuf_sums *sums, uint32_t part)
 {
     bool shared = sums->has_shared && part + 1 == sums->parts;
-    return digest_checksum(sums->data + (shared ? sums->shared_offset : part * sums->part_bytes),
+    return checksum_of(sums->data + (shared ? sums->shared_offset : part * sums->part_bytes),
                            shared ? sums->shared_bytes : sums->part_bytes);
 }
 
@@ -47,7 +47,7 @@ static int32_t part_name(const struct wbuf_sums *sums, uint32_t part)
 void verify_sums(const struct wbuf_sums *sums, const struct msg_verify *words, const _Atomic bool *stop, struct msg_verified *ret_found)
 {
     struct msg_verified found = {.bytes = sums->bytes, .expert = WBUF_PART_UNKNOWN};
-    found.checksum = digest_checksum(sums->data, sums->bytes);
+    found.checksum = checksum_of(sums->data, sums->bytes);
     if (found.checksum != sums->checksum) {
         found.verdict = MSG_VERDICT_BAD;
         for (uint32_t part = 0; part < sums->parts && !atomic_load(stop); part++) {

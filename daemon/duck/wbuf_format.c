@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "proto/base/checksum.h"
 #include "proto/base/size.h"
 
 uint32_t wbuf_format_parts(const struct wbuf_slot *slot)
@@ -22,7 +23,7 @@ uint64_t wbuf_format_finish(const struct wbuf_slot *slot)
 {
     struct wbuf_slot copy = *slot;
     copy.state = MSG_SLOT_FINISHED;
-    uint64_t finish = digest_checksum(&copy, offsetof(struct wbuf_slot, finish));
+    uint64_t finish = checksum_of(&copy, offsetof(struct wbuf_slot, finish));
     return finish ? finish : 1;
 }
 

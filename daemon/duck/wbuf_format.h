@@ -9,6 +9,7 @@
 #define WBUF_MAGIC UINT64_C(0x66756277396b7066)
 #define WBUF_VERSION 2 /* of this header; 2: checksums of a slot's parts behind its bytes */
 #define WBUF_DATA_OFFSET (UINT64_C(1) << 20)
+#define WBUF_REVOKED_MAX 64
 
 struct wbuf_slot {
     uint32_t state; /* 0 free, enum msg_slot_state */
@@ -27,6 +28,14 @@ struct wbuf_slot {
     uint64_t finish; /* written last, release: wbuf_format_finish() of all the above in state FINISHED; anything else is no finished slot */
 };
 
+/* A key whose slots are dead if their stamp is less; on this buffer, or to be told of others. */
+struct wbuf_revoked {
+    uint64_t stamp; /* 0: no entry; written last */
+    uint8_t model_key[DIGEST_SIZE];
+    char boot_id[WBUF_BOOT_ID_SIZE]; /* the only buffer it is about; "" every one */
+    uint64_t all;                    /* every key */
+};
+
 struct wbuf_header {
     uint64_t magic; /* written last */
     uint32_t version;
@@ -36,11 +45,14 @@ struct wbuf_header {
     uint32_t slot_count;
     uint32_t zero;
     struct wbuf_slot slots[WBUF_SLOTS_MAX];
+    /* Zeros in a buffer of version 2 that was made before there was this; older than everything. */
+    uint64_t stamps[WBUF_SLOTS_MAX]; /* of the slots: when they were prepared or put under their key, in fp9d's time */
+    struct wbuf_revoked revoked[WBUF_REVOKED_MAX];
 };
 
 _Static_assert(sizeof(struct wbuf_header) <= WBUF_DATA_OFFSET, "slots begin after the header");
 
-/* Parts of a slot: the dense MLP, or its routed experts and then the shared one. Behind the slot's bytes stands the XXH3-64 of each, so that
+/* Parts of a slot: the dense MLP, or its routed experts and then the shared one. Behind the slot's bytes stands the XXH3-64 of each, so
  * a wrong bit can be told apart from its neighbours; the slot's own checksum does not cover them. */
 uint32_t wbuf_format_parts(const struct wbuf_slot *slot);
 /* Bytes that a slot takes: its data and its parts' checksums. */

@@ -10,7 +10,8 @@
 
 struct control;
 
-/* passed_fd: the socket of a socket activation (taken), or -1: `path` is bound; a stale one is taken over, one that is served is refused. */
+/* passed_fd: the socket of a socket activation (taken), or -1: `path` is bound; a stale one is taken over, one that
+ * is served is refused. */
 int control_new(struct head *head, const char *path, int passed_fd, struct control **ret_control, struct err *err);
 void control_free(struct control *control);
 CLEANUP_DEFINE(struct control *, control_free);

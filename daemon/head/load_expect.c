@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "daemon/head/load_slice.h"
-#include "proto/base/digest.h"
+#include "proto/base/checksum.h"
 
 #define EXPECT_CHUNK_BYTES (4u * 1024 * 1024)
 #define EXPECT_ALIGN 64

@@ -6,6 +6,7 @@
 
 #include "daemon/model/checkpoint_state.h"
 #include "proto/base/bytes.h"
+#include "proto/base/checksum.h"
 
 #define RECORD_MAGIC UINT32_C(0x31647066) /* "fpd1" */
 #define RECORD_HEAD (4 + 4 + 5 * 8 + DIGEST_SIZE)
@@ -22,8 +23,8 @@ static size_t place_of(const struct checkpoint *checkpoint, const struct checkpo
 static uint64_t scales_of(const struct checkpoint_matrix *matrix)
 {
     size_t bytes = (size_t)matrix->scale_rows * matrix->scale_columns * sizeof *matrix->scales;
-    const uint64_t parts[] = {matrix->rows, matrix->columns, digest_checksum(matrix->scales, bytes)};
-    return digest_checksum(parts, sizeof parts);
+    const uint64_t parts[] = {matrix->rows, matrix->columns, checksum_of(matrix->scales, bytes)};
+    return checksum_of(parts, sizeof parts);
 }
 
 static int digest_scales(struct checkpoint *checkpoint, struct err *err)
@@ -114,7 +115,7 @@ uint32_t checkpoint_shard_count(const struct checkpoint *checkpoint)
 
 static uint64_t name_of(const struct checkpoint_matrix *matrix)
 {
-    return digest_checksum(matrix->name, strlen(matrix->name));
+    return checksum_of(matrix->name, strlen(matrix->name));
 }
 
 /* magic, count, identity, then by matrix: name, scales, is the digest known, digest. */

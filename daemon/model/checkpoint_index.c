@@ -5,6 +5,7 @@
 #include <yajl/yajl_parse.h>
 
 #include "daemon/model/checkpoint.h"
+#include "proto/base/checksum.h"
 #include "proto/base/safetensors.h"
 
 #define DEPTH_MAX 16 /* of what stands beside weight_map */
@@ -71,7 +72,7 @@ static bool plain_name(const char *name)
 static int file_of(struct parser *p, const char *name, uint32_t *ret_file)
 {
     struct checkpoint_index *index = p->index;
-    size_t slot = digest_checksum(name, strlen(name)) % FILE_SLOTS;
+    size_t slot = checksum_of(name, strlen(name)) % FILE_SLOTS;
     for (; p->slots[slot]; slot = (slot + 1) % FILE_SLOTS) {
         uint32_t i = p->slots[slot] - 1u;
         if (strcmp(index->files[i], name) == 0) {

@@ -4,7 +4,6 @@
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 struct digest {
     EVP_MD_CTX *context;
@@ -79,35 +78,4 @@ bool digest_parse(const char *hex, uint8_t ret_digest[DIGEST_SIZE])
     for (size_t i = 0; i < DIGEST_SIZE; i++)
         ret_digest[i] = (uint8_t)((strchr(digits, hex[2 * i]) - digits) << 4 | (strchr(digits, hex[2 * i + 1]) - digits));
     return true;
-}
-
-uint64_t digest_checksum(const void *data, size_t length)
-{
-    return XXH3_64bits(data, length);
-}
-
-/* XXH3's state is a type of its own that only its pointers name here. */
-struct checksum *checksum_new(void)
-{
-    XXH3_state_t *state = XXH3_createState();
-    if (state)
-        XXH3_64bits_reset(state);
-    return (struct checksum *)state;
-}
-
-void checksum_free(struct checksum *checksum)
-{
-    XXH3_freeState((XXH3_state_t *)checksum);
-}
-
-void checksum_update(struct checksum *checksum, const void *data, size_t length)
-{
-    XXH3_64bits_update((XXH3_state_t *)checksum, data, length);
-}
-
-uint64_t checksum_finish(struct checksum *checksum)
-{
-    uint64_t sum = XXH3_64bits_digest((XXH3_state_t *)checksum);
-    XXH3_64bits_reset((XXH3_state_t *)checksum);
-    return sum;
 }

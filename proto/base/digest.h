@@ -1,4 +1,4 @@
-/* SHA-256 for identity (model keys, source tensors), XXH3-64 for integrity (slot checksums). */
+/* SHA-256, for identity: model keys, source tensors. For integrity: checksum.h. */
 #ifndef FP9_BASE_DIGEST_H
 #define FP9_BASE_DIGEST_H
 
@@ -22,14 +22,5 @@ void digest_finish(struct digest *digest, uint8_t ret_digest[DIGEST_SIZE]);
 /* 64 lower-case hex digits; false for anything else. */
 bool digest_parse(const char *hex, uint8_t ret_digest[DIGEST_SIZE]);
 void digest_hex(const uint8_t digest[DIGEST_SIZE], char ret_hex[DIGEST_HEX_SIZE]);
-
-/* XXH3-64 of one range, seed 0. */
-uint64_t digest_checksum(const void *data, size_t length);
-
-struct checksum; /* the same in pieces; one thread at a time */
-struct checksum *checksum_new(void); /* NULL when out of memory */
-void checksum_free(struct checksum *checksum);
-void checksum_update(struct checksum *checksum, const void *data, size_t length);
-uint64_t checksum_finish(struct checksum *checksum); /* and starts anew */
 
 #endif

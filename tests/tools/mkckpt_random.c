@@ -3,6 +3,7 @@
 
 #include "kernels/kernels.h"
 #include "proto/base/bytes.h"
+#include "proto/base/checksum.h"
 #include "tests/tools/mkckpt.h"
 
 #define MAGNITUDES 32768 /* of a Gaussian, equally likely: 15 random bits choose one, the 16th is the sign */
@@ -69,7 +70,7 @@ static uint64_t mix(uint64_t x)
 
 static uint64_t key_of(const struct mkckpt_random *random, const char *name, uint64_t part)
 {
-    return mix(mix(digest_checksum(name, strlen(name)) + random->seed * GOLDEN) + part * GOLDEN);
+    return mix(mix(checksum_of(name, strlen(name)) + random->seed * GOLDEN) + part * GOLDEN);
 }
 
 /* Nearest E4M3 code, ties to even, of 0 <= v <= 448 or a little more. */

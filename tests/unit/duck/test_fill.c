@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "daemon/duck/fill.h"
+#include "proto/base/checksum.h"
 #include "tests/unit/duck/model.h"
 
 #define SIZE (UINT64_C(8) << 20)
@@ -44,6 +45,36 @@ static int teardown(void **state)
     return 0;
 }
 
+/* Work is run and taken back at once: what the packing thread and the link do in between is theirs. */
+static int through(struct fixture *f, struct fill_work *work, struct msg_slot *ret_slot, struct err *err)
+{
+    if (!work)
+        return 0;
+    fill_work_run(work);
+    return fill_done(f->fills, work, ret_slot, err);
+}
+
+static int begin_now(struct fixture *f, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
+{
+    struct fill_work *work = NULL;
+    int r = fill_begin(f->fills, request, words, &work, err);
+    return r < 0 ? r : through(f, work, NULL, err);
+}
+
+static int data_now(struct fixture *f, uint64_t request, const struct msg_prepare_data *data, struct err *err)
+{
+    struct fill_work *work;
+    int r = fill_data(f->fills, request, data, &work, err);
+    return r < 0 ? r : through(f, work, NULL, err);
+}
+
+static int end_now(struct fixture *f, uint64_t request, struct msg_slot *ret_slot, struct err *err)
+{
+    struct fill_work *work;
+    int r = fill_end(f->fills, request, &work, err);
+    return r < 0 ? r : through(f, work, ret_slot, err);
+}
+
 static void take(void *user, const struct msg_prepare_data *data, const float *scales, const uint8_t *codes)
 {
     struct fixture *f = user;
@@ -55,14 +86,14 @@ static void take(void *user, const struct msg_prepare_data *data, const float *s
     f->last.scales = (const uint8_t *)f->last_scales;
     if (f->seen++ == f->skip)
         return;
-    if (fill_data(f->fills, f->request, &f->last, &err) < 0)
+    if (data_now(f, f->request, &f->last, &err) < 0)
         fail_msg("%s", err.message);
 }
 
 static void begin(struct fixture *f, uint64_t request, const struct msg_prepare_begin *words)
 {
     struct err err;
-    if (fill_begin(f->fills, request, words, &err) < 0)
+    if (begin_now(f, request, words, &err) < 0)
         fail_msg("%s", err.message);
     f->request = request;
     f->seen = 0;
@@ -76,12 +107,12 @@ static void test_same_as_kernels(void **state)
         begin(f, 5 + (uint64_t)kind, &words);
         model_pieces(&words, SEED, take, f);
         struct msg_slot slot;
-        assert_int_equal(fill_end(f->fills, f->request, &slot, NULL), 1);
+        assert_int_equal(end_now(f, f->request, &slot, NULL), 1);
         uint8_t *want = model_pack(&words, SEED);
         uint32_t at = wbuf_find(f->wbuf, words.model_key, words.layer);
         assert_int_not_equal(at, WBUF_NONE);
         assert_memory_equal(wbuf_data(f->wbuf, at), want, slot.bytes);
-        assert_int_equal(slot.checksum, digest_checksum(want, slot.bytes));
+        assert_int_equal(slot.checksum, checksum_of(want, slot.bytes));
         assert_int_equal(slot.kind, kind);
         free(want);
     }
@@ -102,7 +133,7 @@ static void test_units_of_eight(void **state)
         model_pieces(&words, SEED, take, f);
         struct msg_slot slot;
         struct err err = {0};
-        if (fill_end(f->fills, f->request, &slot, &err) != 1)
+        if (end_now(f, f->request, &slot, &err) != 1)
             fail_msg("%s", err.message);
         uint8_t *want = model_pack(&words, SEED);
         assert_memory_equal(wbuf_data(f->wbuf, wbuf_find(f->wbuf, words.model_key, i)), want, slot.bytes);
@@ -111,7 +142,7 @@ static void test_units_of_eight(void **state)
         f->skip = 1; /* the first piece that is not there is named by a row that a tile begins with */
         model_pieces(&words, SEED, take, f);
         f->skip = UINT64_MAX;
-        assert_int_equal(fill_end(f->fills, f->request, &slot, &err), -EINVAL);
+        assert_int_equal(end_now(f, f->request, &slot, &err), -EINVAL);
         assert_non_null(strstr(err.message, "are missing"));
     }
 }
@@ -126,7 +157,7 @@ static void test_missing(void **state)
         model_pieces(&words, SEED, take, f);
         struct msg_slot slot;
         struct err err = {0};
-        int r = fill_end(f->fills, 9, &slot, &err);
+        int r = end_now(f, 9, &slot, &err);
         if (skip >= f->seen) {
             assert_int_equal(r, 1);
             break;
@@ -136,7 +167,7 @@ static void test_missing(void **state)
         assert_non_null(strstr(err.message, "prepare of layer 4"));
         assert_int_equal(wbuf_used(f->wbuf), 0);
         /* It names the place: sending just that again would have been right. */
-        assert_true(fill_end(f->fills, 9, &slot, &err) < 0);
+        assert_true(end_now(f, 9, &slot, &err) < 0);
     }
 }
 
@@ -147,14 +178,14 @@ static void test_double(void **state)
     begin(f, 9, &words);
     model_pieces(&words, SEED, take, f);
     struct err err;
-    assert_int_equal(fill_data(f->fills, 9, &f->last, &err), -EINVAL);
+    assert_int_equal(data_now(f, 9, &f->last, &err), -EINVAL);
     assert_non_null(strstr(err.message, "arrived twice"));
     assert_int_equal(wbuf_used(f->wbuf), 0);
     /* FAIL was said once; the rest of the request passes unheard. */
     struct msg_slot slot;
-    assert_int_equal(fill_data(f->fills, 9, &f->last, &err), 0);
-    assert_int_equal(fill_end(f->fills, 9, &slot, &err), 0);
-    assert_int_equal(fill_end(f->fills, 9, &slot, &err), -EPROTO);
+    assert_int_equal(data_now(f, 9, &f->last, &err), 0);
+    assert_int_equal(end_now(f, 9, &slot, &err), 0);
+    assert_int_equal(end_now(f, 9, &slot, &err), -EPROTO);
 }
 
 static void refused(struct fixture *f, const struct msg_prepare_data *data, enum err_name name, const char *sentence)
@@ -162,7 +193,7 @@ static void refused(struct fixture *f, const struct msg_prepare_data *data, enum
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 4);
     begin(f, f->request + 1, &words);
     struct err err = {0};
-    assert_true(fill_data(f->fills, f->request, data, &err) < 0);
+    assert_true(data_now(f, f->request, data, &err) < 0);
     assert_int_equal(err.name, name);
     if (!strstr(err.message, sentence))
         fail_msg("\"%s\" does not hold \"%s\"", err.message, sentence);
@@ -221,18 +252,18 @@ static void test_order_of_things(void **state)
     struct msg_prepare_begin words = model_words(MSG_SLOT_DENSE, 1), other = words;
     struct err err;
     struct msg_slot slot;
-    assert_int_equal(fill_data(f->fills, 77, &f->last, &err), -EPROTO);
+    assert_int_equal(data_now(f, 77, &f->last, &err), -EPROTO);
     assert_non_null(strstr(err.message, "no PREPARE_BEGIN"));
-    assert_int_equal(fill_data(f->fills, 77, &f->last, &err), 0);
+    assert_int_equal(data_now(f, 77, &f->last, &err), 0);
     begin(f, 1, &words);
-    assert_int_equal(fill_begin(f->fills, 2, &words, &err), -EBUSY);
+    assert_int_equal(begin_now(f, 2, &words, &err), -EBUSY);
     model_pieces(&words, SEED, take, f);
-    assert_int_equal(fill_end(f->fills, 1, &slot, &err), 1);
+    assert_int_equal(end_now(f, 1, &slot, &err), 1);
     /* Another rank of the same model takes the place of all of it. */
     other.layer = 2;
     begin(f, 3, &other);
     model_pieces(&other, SEED, take, f);
-    assert_int_equal(fill_end(f->fills, 3, &slot, &err), 1);
+    assert_int_equal(end_now(f, 3, &slot, &err), 1);
     assert_int_not_equal(wbuf_find(f->wbuf, words.model_key, 1), WBUF_NONE);
     other.rank = 2;
     begin(f, 4, &other);
@@ -246,12 +277,56 @@ static void test_order_of_things(void **state)
         begin(f, 100 + i, &other);
     }
     other.layer = 99;
-    assert_int_equal(fill_begin(f->fills, 200, &other, &err), -EBUSY);
+    assert_int_equal(begin_now(f, 200, &other, &err), -EBUSY);
     uint64_t requests[FILLS_MAX];
     size_t count;
     fills_drop(f->fills, NULL, requests, &count);
     assert_int_equal(count, FILLS_MAX);
     assert_int_equal(wbuf_used(f->wbuf), 0);
+}
+
+/* Slots go while work on them is out: their memory is free when the work is back, and what came of it touches nobody else. */
+static void test_dropped_at_work(void **state)
+{
+    struct fixture *f = *state;
+    struct msg_prepare_begin words = model_words(MSG_SLOT_DENSE, 1);
+    struct err err = {0};
+    struct msg_slot slot;
+    struct fill_work *pages = NULL, *rows = NULL, *sums = NULL;
+    begin(f, 1, &words); /* fills f->last */
+    model_pieces(&words, SEED, take, f);
+    fill_abort(f->fills, 1);
+    assert_int_equal(fill_begin(f->fills, 2, &words, &pages, &err), 0);
+    assert_int_equal(fill_data(f->fills, 2, &f->last, &rows, &err), 0);
+    assert_int_equal(fills_out(f->fills), 2);
+    fill_abort(f->fills, 2);
+    assert_false(fills_active(f->fills));
+    assert_int_equal(wbuf_doomed(f->wbuf), 1);
+    assert_int_not_equal(wbuf_used(f->wbuf), 0);
+    fill_work_run(pages);
+    assert_int_equal(fill_done(f->fills, pages, &slot, &err), 0);
+    /* The same request again: the old rows are not the new fill's. */
+    begin(f, 2, &words);
+    uint8_t *codes = (uint8_t *)rows->rows.codes;
+    codes[0] = 0x7f;
+    fill_work_run(rows);
+    assert_int_equal(rows->code, -EINVAL);
+    assert_int_equal(fill_done(f->fills, rows, &slot, &err), 0);
+    assert_true(fills_active(f->fills));
+    assert_int_equal(wbuf_doomed(f->wbuf), 0);
+    model_pieces(&words, SEED, take, f);
+    /* Nothing more is taken once END has come, and a drop before the checksums are there leaves no finished slot. */
+    assert_int_equal(fill_end(f->fills, 2, &sums, &err), 0);
+    assert_non_null(sums);
+    uint64_t requests[FILLS_MAX];
+    size_t count;
+    fills_drop(f->fills, NULL, requests, &count);
+    assert_int_equal(count, 1);
+    fill_work_run(sums);
+    assert_int_equal(fill_done(f->fills, sums, &slot, &err), 0);
+    assert_int_equal(wbuf_find_any(f->wbuf, words.model_key, 1), WBUF_NONE);
+    assert_int_equal(wbuf_used(f->wbuf), 0);
+    assert_int_equal(fills_out(f->fills), 0);
 }
 
 int main(void)
@@ -263,6 +338,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_double, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_data, setup, teardown),
         cmocka_unit_test_setup_teardown(test_order_of_things, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_dropped_at_work, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

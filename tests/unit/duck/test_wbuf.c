@@ -14,6 +14,7 @@
 
 #include "daemon/duck/verify.h"
 #include "daemon/duck/wbuf_format.h"
+#include "proto/base/checksum.h"
 #include "proto/base/size.h"
 #include "tests/unit/duck/model.h"
 
@@ -84,7 +85,7 @@ static void test_survives(void **state)
     assert_int_equal(found, last);
     struct msg_slot after = wbuf_describe(wbuf, found);
     assert_memory_equal(&before, &after, sizeof before);
-    assert_int_equal(after.checksum, digest_checksum(wbuf_data(wbuf, found), after.bytes));
+    assert_int_equal(after.checksum, checksum_of(wbuf_data(wbuf, found), after.bytes));
     assert_int_equal(wbuf_data(wbuf, found)[after.bytes - 1], 0x33);
     struct msg_prepare_begin words = wbuf_words(wbuf, found), want = model_words(MSG_SLOT_MOE, 3);
     assert_memory_equal(&words.slice, &want.slice, sizeof words.slice);
@@ -395,7 +396,7 @@ static void test_fuzz_header(void **state)
                 continue;
             struct msg_slot slot = wbuf_describe(wbuf, i);
             assert_int_equal(slot.state, MSG_SLOT_FINISHED);
-            volatile uint64_t sum = digest_checksum(wbuf_data(wbuf, i), slot.bytes);
+            volatile uint64_t sum = checksum_of(wbuf_data(wbuf, i), slot.bytes);
             (void)sum;
         }
         wbuf_free(wbuf);
