@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "daemon/duck/wbuf_format.h"
+#include "proto/base/checksum.h"
 #include "proto/base/size.h"
 
 #define WBUF_LOCK_POLL_MS 5
@@ -448,7 +449,7 @@ static void sum_parts(struct wbuf *wbuf, uint32_t i)
     uint64_t *to = (uint64_t *)(void *)(wbuf_data(wbuf, i) + size_round_up(sums.bytes, sizeof(uint64_t)));
     for (uint32_t part = 0; part < sums.parts; part++) {
         bool shared = sums.has_shared && part + 1 == sums.parts;
-        to[part] = digest_checksum(sums.data + (shared ? sums.shared_offset : part * sums.part_bytes),
+        to[part] = checksum_of(sums.data + (shared ? sums.shared_offset : part * sums.part_bytes),
                                    shared ? sums.shared_bytes : sums.part_bytes);
     }
 }
@@ -467,7 +468,7 @@ void wbuf_finish(struct wbuf *wbuf, uint32_t i)
 {
     struct wbuf_slot *slot = &wbuf->header->slots[i];
     sum_parts(wbuf, i);
-    slot->checksum = digest_checksum(wbuf_data(wbuf, i), slot->bytes);
+    slot->checksum = checksum_of(wbuf_data(wbuf, i), slot->bytes);
     /* A process killed between these two stores leaves a slot in state FILLING: dropped, as it must be. */
     __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
     __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
