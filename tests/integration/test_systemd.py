@@ -144,3 +144,10 @@ def test_weights_survive(build, tmp_path):
     """Everything that a restart, a crash or an upgrade may do to fp9d and fp9-duck, and what ends the weights."""
     with open(os.path.join(HERE, "support", "survival_inside.py"), encoding="utf-8") as file:
         install_and_run(build, tmp_path, "survival.py", file.read(), "/usr/bin/python3")
+
+
+@pytest.mark.skipif(SANITIZED, reason="installs the plain build")
+def test_members_under_a_quota(build, tmp_path):
+    """Kernel threads by CPUQuota= and the CPUs that are allowed, without spinning a quota away."""
+    with open(os.path.join(HERE, "support", "quota_inside.py"), encoding="utf-8") as file:
+        install_and_run(build, tmp_path, "quota.py", file.read(), "/usr/bin/python3")
