@@ -115,16 +115,13 @@ static void notify(struct head *head, struct waiter *waiter, const struct core_j
                              rate > 0 ? rpc_real((double)left / rate) : json_null()));
 }
 
-void waiters_job_changed(struct head *head, const struct core_job *job)
+static void tell(struct head *head, const struct core_job *job, bool watchers, uint64_t now)
 {
-    uint64_t now = clock_now_ns();
     bool over = core_job_over(job);
-    if (job->state == CORE_JOB_DONE && remember_pending(head, job->model_name))
-        return; /* again when it is written down */
     for (struct waiter **at = &head->waiters->first; *at;) {
         struct waiter *waiter = *at;
         bool watches = waiter->kind == WAITERS_WATCH;
-        if (waiter->kind == WAITERS_DROP || waiter->thing != job->id || (!over && !watches)) {
+        if (waiter->kind == WAITERS_DROP || waiter->thing != job->id || watches != watchers || (!over && !watches)) {
             at = &waiter->next;
             continue;
         }
@@ -137,6 +134,16 @@ void waiters_job_changed(struct head *head, const struct core_job *job)
         else
             at = &waiter->next;
     }
+}
+
+/* Who watches hears the end before the answer of job.wait: after that answer a client listens no more. */
+void waiters_job_changed(struct head *head, const struct core_job *job)
+{
+    uint64_t now = clock_now_ns();
+    if (job->state == CORE_JOB_DONE && remember_pending(head, job->model_name))
+        return; /* again when it is written down */
+    tell(head, job, true, now);
+    tell(head, job, false, now);
 }
 
 void waiters_drop_done(struct head *head, const struct core_drop *drop)
