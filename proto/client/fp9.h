@@ -76,8 +76,9 @@ int fp9_adopt(int fd, struct fp9_conn **ret_conn, struct fp9_error *error);
 void fp9_close(struct fp9_conn *conn);
 int fp9_fd(const struct fp9_conn *conn); /* for poll(); -1 for fp9_new() */
 
-/* Calls a method (fp9-control(7) has them all) and waits for its answer. `params` is the text of a JSON object or NULL for {}. *ret_result
- * is the text of the result, free() it; ret_result may be NULL. Memory files that come with the answer are closed: use fp9_session_open() for session.open. */
+/* Calls a method (fp9-control(7) has them all) and waits for its answer. `params` is the text of a JSON object or NULL for {}.
+ * *ret_result is the text of the result, free() it; ret_result may be NULL. Memory files that come with the answer are closed: use
+ * fp9_session_open() for session.open. */
 int fp9_call(struct fp9_conn *conn, const char *method, const char *params, char **ret_result, struct fp9_error *error);
 
 /* The same with a descriptor beside the request: prepare takes the weights of layers from a memfd so, which holds them in the form of a
