@@ -26,8 +26,8 @@
 #define CORE_JOBS_MAX 256 /* finished ones are forgotten, oldest first */
 #define CORE_NAME_MAX 64
 #define CORE_PATH_MAX 4096
-#define CORE_CHUNK_BYTES (64u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
-#define CORE_CHUNK_TOKENS_MAX 1024
+#define CORE_CHUNK_BYTES (256u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
+#define CORE_CHUNK_TOKENS_MAX 512             /* ducks take no more at once either; frames of more would keep a step waiting */
 #define CORE_NONE UINT32_MAX
 #define CORE_REASON_MAX 512
 #define CORE_KEY_PREFIX_MIN 6

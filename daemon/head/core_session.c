@@ -37,9 +37,9 @@ static void open_rank(struct core *core, struct core_session *session, uint32_t 
     core_push(core, CORE_ACT_SESSION_OPEN, session->duck_of_rank[rank], session->id);
 }
 
-static uint32_t chunk_of(uint32_t max_tokens, uint32_t tp, uint32_t hidden)
+static uint32_t chunk_of(uint32_t max_tokens, uint32_t tp, uint32_t hidden, enum msg_dtype partials)
 {
-    uint64_t chunk = CORE_CHUNK_BYTES / ((uint64_t)tp * hidden * sizeof(float));
+    uint64_t chunk = CORE_CHUNK_BYTES / ((uint64_t)tp * hidden * (partials == MSG_F32 ? sizeof(float) : sizeof(uint16_t)));
     if (chunk > CORE_CHUNK_TOKENS_MAX)
         chunk = CORE_CHUNK_TOKENS_MAX;
     if (chunk > max_tokens)
@@ -79,6 +79,7 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
     if (!session)
         return err_set(err, -EBUSY, ERR_BUSY, "%d sessions are open, which is the limit", CORE_SESSIONS_MAX);
     uint32_t tp = model->plan->tp;
+    enum msg_dtype partials = request->partials_given ? request->partials : core->conf.partials;
     *session = (struct core_session){
         .used = true,
         .id = core->next_id++,
@@ -87,8 +88,8 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         .tp = tp,
         .max_tokens = request->max_tokens,
         .top_k_max = model->arch->top_k,
-        .chunk_max = chunk_of(request->max_tokens, tp, model->arch->hidden),
-        .partials = request->partials_given ? request->partials : core->conf.partials,
+        .chunk_max = chunk_of(request->max_tokens, tp, model->arch->hidden, partials),
+        .partials = partials,
         .output = request->output,
         .one_shot = request->one_shot || !core->conf.persistent_judge,
         .batch = request->batch,

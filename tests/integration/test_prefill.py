@@ -15,7 +15,7 @@ LAYER, DENSE_LAYER = 2, 0
 TOP_K = 2
 LONG = 30846
 STEP_TOKENS_MAX = 4096
-CHUNK_TOKENS_MAX = 1024  # of what fp9d sends to the ducks at once
+CHUNK_TOKENS_MAX = 512  # of what fp9d sends to the ducks at once
 
 
 def spread(random, tokens):

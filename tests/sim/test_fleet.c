@@ -445,9 +445,9 @@ static void test_chunks(void **state)
     sim_run(&sim, 100 * SIM_LATENCY);
     const struct core_step *step = &core_session_find(sim.core, session)->step;
     assert_int_equal(sim.steps_done, 1);
-    assert_int_equal(step->chunks, 4); /* CORE_CHUNK_TOKENS_MAX at a time */
-    assert_int_equal(step->params, 4 * 3 * 10);
-    assert_int_equal(step->judge_wait_ns, 4 * SIM_LATENCY);
+    assert_int_equal(step->chunks, 8); /* 512 at a time */
+    assert_int_equal(step->params, 8 * 3 * 10);
+    assert_int_equal(step->judge_wait_ns, 8 * SIM_LATENCY);
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 0, 2, true, NULL), 0); /* nothing to do is done at once */
     sim_run(&sim, 0);
     assert_int_equal(sim.steps_done, 2);
