@@ -97,7 +97,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE,
+        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_BUFFER,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -110,7 +110,9 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
     snprintf(link->peer, sizeof link->peer, "%s of %s", hello.software, hello.host);
     log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
-    return link_sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
+    link->buffer = hello.features & WIRE_FEATURE_BUFFER;
+    int sent = link_sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
+    return sent < 0 || !link->buffer ? sent : link_buffer_say(link, err);
 }
 
 static int on_ping(struct link *link, const struct frame *frame, struct err *err)
@@ -135,6 +137,8 @@ static int on_slots_get(struct link *link, const struct frame *frame, struct err
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++)
         if (wbuf_taken(link->wbuf, i))
             slots[count++] = wbuf_describe(link->wbuf, i);
+    link->listed = true;
+    link->room_told = wbuf_changes(link->wbuf) - 1;
     return link_sent(msg_slots_encode(link->out, frame->request, slots, count), err);
 }
 
@@ -226,6 +230,9 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
         if (drop.all || memcmp(slot.model_key, drop.model_key, DIGEST_SIZE) == 0)
             freed += wbuf_drop(link->wbuf, i);
     }
+    r = link_tell_room(link, err); /* before the answer, with which a load may begin */
+    if (r < 0)
+        return r;
     if (wbuf_doomed(link->wbuf) == doomed)
         return link_sent(msg_dropped_encode(link->out, frame->request, freed), err);
     link->drops[link->drop_count].request = frame->request;
@@ -235,9 +242,9 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
 
 int link_answer_drops(struct link *link, struct err *err)
 {
-    int r = 0;
+    int r = link_tell_room(link, err);
     if (wbuf_doomed(link->wbuf))
-        return 0;
+        return r;
     for (size_t i = 0; i < link->drop_count && r == 0; i++)
         r = link_sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
     link->drop_count = 0;
@@ -345,6 +352,8 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_HELLO: return on_hello(link, frame, err);
     case WIRE_PING: return on_ping(link, frame, err);
     case WIRE_SLOTS_GET: return on_slots_get(link, frame, err);
+    case WIRE_STAMP: return link_buffer_stamp(link, frame, err);
+    case WIRE_REVOKE: return link_buffer_revoke(link, frame, err);
     case WIRE_PREPARE_BEGIN: return on_prepare_begin(link, frame, err);
     case WIRE_PREPARE_DATA: return on_prepare_data(link, frame, err);
     case WIRE_PREPARE_SOURCES: return on_prepare_sources(link, frame, err);
@@ -367,6 +376,8 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_SLOT_DONE:
     case WIRE_DROPPED:
     case WIRE_VERIFIED:
+    case WIRE_REVOKED:
+    case WIRE_ROOM:
     case WIRE_SESSION_OPENED:
     case WIRE_SESSION_CLOSED:
     case WIRE_STEP_DONE: break;
@@ -377,5 +388,7 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
 int link_frame(struct link *link, const struct frame *frame, struct err *err)
 {
     int r = dispatch(link, frame, err);
+    if (r == 0)
+        r = link_tell_room(link, err);
     return r < 0 ? refuse(link, frame->request, err) : 0;
 }

@@ -17,6 +17,9 @@ struct link {
     struct buf *out;   /* borrowed */
     bool greeted;
     bool counts; /* the head takes counted STEP_DONEs */
+    bool buffer; /* the head takes REVOKED and ROOM */
+    bool listed; /* SLOTS was sent */
+    uint64_t room_told; /* wbuf_changes() of the last ROOM */
     char peer[2 * WIRE_NAME_MAX + 8];
     struct fills *fills; /* owned */
     struct sessions sessions;
@@ -38,6 +41,14 @@ struct link {
 int link_sent(int r, struct err *err);
 /* Answers a refused request; the link goes on. */
 int link_fail(struct link *link, uint64_t request, const struct err *why, struct err *err);
+/* ROOM, when the free ranges are not those of the last one. */
+int link_tell_room(struct link *link, struct err *err);
+/* link_buffer.c. REVOKED, after HELLO_DUCK. */
+int link_buffer_say(struct link *link, struct err *err);
+int link_buffer_stamp(struct link *link, const struct frame *frame, struct err *err);
+int link_buffer_revoke(struct link *link, const struct frame *frame, struct err *err);
+/* ROOM, when the free ranges are not those of the last one. */
+int link_tell_room(struct link *link, struct err *err);
 /* When no running step reads dropped memory any more. */
 int link_answer_drops(struct link *link, struct err *err);
 

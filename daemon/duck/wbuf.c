@@ -30,6 +30,8 @@ struct wbuf {
     struct aux aux[WBUF_SLOTS_MAX];
     uint32_t order[WBUF_SLOTS_MAX]; /* slots that hold a range, by offset */
     uint32_t order_count;
+    uint64_t stamp;   /* of slots begun or put under another key now */
+    uint64_t changes; /* of order */
 };
 
 static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
@@ -52,6 +54,7 @@ static void order_insert(struct wbuf *wbuf, uint32_t slot)
     }
     wbuf->order[at] = slot;
     wbuf->order_count++;
+    wbuf->changes++;
 }
 
 static void order_remove(struct wbuf *wbuf, uint32_t slot)
@@ -61,6 +64,7 @@ static void order_remove(struct wbuf *wbuf, uint32_t slot)
         at++;
     memmove(&wbuf->order[at], &wbuf->order[at + 1], (wbuf->order_count - at - 1) * sizeof wbuf->order[0]);
     wbuf->order_count--;
+    wbuf->changes++;
 }
 
 /* ---- opening ---------------------------------------------------------------------------------- */
@@ -226,6 +230,12 @@ int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbu
         return r;
     }
     own = -1;
+    wbuf->stamp = wbuf_stamp(wbuf);
+    uint32_t buried = wbuf_bury(wbuf);
+    if (buried) {
+        size_t length = strlen(ret_note);
+        snprintf(ret_note + length, WBUF_NOTE_MAX - length, ", %u of revoked keys dropped", buried);
+    }
     ask_huge(wbuf, huge, ret_note);
     *ret_wbuf = STEAL(wbuf);
     return 0;
@@ -412,6 +422,7 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
     memcpy(fresh.model_key, words->model_key, DIGEST_SIZE);
     memcpy(fresh.sources, words->sources, DIGEST_SIZE);
     *slot = fresh;
+    wbuf->header->stamps[i] = wbuf->stamp;
     __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_RELEASE);
     wbuf->aux[i].geometry = geometry;
     order_insert(wbuf, i);
@@ -460,6 +471,7 @@ void wbuf_rekey(struct wbuf *wbuf, uint32_t i, const uint8_t model_key[DIGEST_SI
     __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_SEQ_CST);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* nothing of what follows may be written before */
     memcpy(slot->model_key, model_key, DIGEST_SIZE);
+    wbuf->header->stamps[i] = wbuf->stamp;
     __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
     __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
 }
@@ -521,4 +533,34 @@ uint32_t wbuf_doomed(const struct wbuf *wbuf)
     for (uint32_t i = 0; i < wbuf->order_count; i++)
         doomed += wbuf->aux[wbuf->order[i]].doomed;
     return doomed;
+}
+
+uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges)
+{
+    uint64_t at = WBUF_DATA_OFFSET, end = wbuf->size - wbuf->size % WBUF_SLOT_ALIGN;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i <= wbuf->order_count; i++) {
+        uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : end;
+        if (until > at)
+            ret_ranges[count++] = until - at;
+        if (i < wbuf->order_count)
+            at = until + slot_pages(wbuf, wbuf->order[i]);
+    }
+    return count;
+}
+
+uint64_t wbuf_changes(const struct wbuf *wbuf)
+{
+    return wbuf->changes;
+}
+
+void wbuf_set_stamp(struct wbuf *wbuf, uint64_t stamp)
+{
+    if (stamp > wbuf->stamp)
+        wbuf->stamp = stamp;
+}
+
+struct wbuf_header *wbuf_header(const struct wbuf *wbuf)
+{
+    return wbuf->header;
 }

@@ -81,6 +81,27 @@ struct wbuf_sums {
 };
 struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
 
+/* Bytes of the free ranges, by offset; ret_ranges has room for WBUF_SLOTS_MAX + 1. Returns their number. */
+uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges);
+/* A number that moves whenever the ranges do. */
+uint64_t wbuf_changes(const struct wbuf *wbuf);
+
+/* ---- revoked keys (wbuf_revoked.c) ----
+ *
+ * Kept in the header, WBUF_REVOKED_MAX of them, the one of the least stamp giving way. A slot whose stamp is less than its key's is dead. */
+struct msg_revoked;
+/* What slots that are begun or put under another key from now on carry; never goes back. */
+void wbuf_set_stamp(struct wbuf *wbuf, uint64_t stamp);
+/* The greatest stamp that the header knows. */
+uint64_t wbuf_stamp(const struct wbuf *wbuf);
+void wbuf_revoke(struct wbuf *wbuf, const struct msg_revoked *revoked);
+/* Drops the slots that are dead; their number. wbuf_open has done so. */
+uint32_t wbuf_bury(struct wbuf *wbuf);
+/* ret_list has room for MSG_REVOKED_MAX. */
+size_t wbuf_revoked(const struct wbuf *wbuf, struct msg_revoked *ret_list);
+struct wbuf_header;
+struct wbuf_header *wbuf_header(const struct wbuf *wbuf); /* for wbuf_revoked.c alone */
+
 /* While pinned a slot's bytes stay where they are, dropped or not. */
 void wbuf_pin(struct wbuf *wbuf, uint32_t slot);
 void wbuf_unpin(struct wbuf *wbuf, uint32_t slot);

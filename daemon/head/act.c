@@ -6,6 +6,7 @@
 #include "daemon/head/head.h"
 #include "daemon/head/load.h"
 #include "daemon/head/remember.h"
+#include "daemon/head/revoked.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
@@ -72,6 +73,7 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_SAVE_LOSSES: cache_db_save_losses(head); break;
     case CORE_ACT_MIRROR: cache_db_save_duck(head, action->duck); break;
     case CORE_ACT_DROP: send_drop(head, action->duck, action->id); break;
+    case CORE_ACT_REVOKE: revoked_drop(head, core_drop_find(core, action->id)); break;
     case CORE_ACT_DROP_DONE:
         waiters_drop_done(head, core_drop_find(core, action->id));
         core_drop_release(core, action->id);

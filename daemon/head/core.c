@@ -25,8 +25,10 @@ void core_free(struct core *core)
 {
     if (!core)
         return;
-    for (size_t i = 0; i < CORE_DUCKS_MAX; i++)
+    for (size_t i = 0; i < CORE_DUCKS_MAX; i++) {
         free(core->ducks[i].slots);
+        free(core->ducks[i].ranges);
+    }
     for (size_t i = 0; i < CORE_MODELS_MAX; i++) {
         core_model_free_placements(&core->models[i]);
     }

@@ -54,6 +54,9 @@ struct core_duck {
     uint64_t used_bytes;              /* of its weight buffer: sum of slots */
     struct msg_slot *slots;           /* owned; the duck's header as last told, kept current by SLOT_DONE and DROPPED */
     size_t slot_count, slot_capacity;
+    bool room_known;
+    uint64_t *ranges; /* owned, [range_count]; bytes of the buffer's free ranges, in the order in which it tries them; when room_known */
+    size_t range_count;
     uint64_t heard_ns;       /* last frame from it */
     uint64_t pinged_ns;      /* last PING to it */
     uint64_t state_since_ns; /* since when connecting or lost */
@@ -242,6 +245,7 @@ struct core_drop {
     bool all; /* every key */
     uint8_t key[DIGEST_SIZE];
     char why[128]; /* of the losses */
+    uint32_t only; /* it is about this duck alone; CORE_NONE: about all */
     bool late;     /* remembered for a duck that is back; nobody waits for it */
     bool waiting[CORE_DUCKS_MAX];
     bool unreached[CORE_DUCKS_MAX];
@@ -285,6 +289,7 @@ enum core_action_type {
     CORE_ACT_SAVE_LOSSES,    /* the whole list is to be remembered */
     CORE_ACT_MIRROR,         /* duck: its slots, boot id and shape are to be remembered */
     CORE_ACT_DROP,           /* duck, id = drop: send DROP */
+    CORE_ACT_REVOKE,         /* id = drop: its key is dead from now on, wherever it may be */
     CORE_ACT_DROP_DONE,      /* id = drop: answer the client; core_drop_release */
     CORE_ACT_SESSION_OPEN,   /* duck, id = session */
     CORE_ACT_SESSION_READY,  /* id = session: first time open on all ranks, answer the client */
@@ -356,6 +361,8 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t duck, const struct m
 void core_duck_lost(struct core *core, uint64_t now, uint32_t duck, const char *reason);
 /* Its link is up and what comes over it makes no sense: it is killed and started again. */
 void core_duck_broken(struct core *core, uint64_t now, uint32_t duck, const char *reason);
+/* The free ranges of its weight buffer. Takes ranges (malloced). */
+void core_duck_room(struct core *core, uint32_t duck, uint64_t *ranges, size_t count);
 void core_duck_heard(struct core *core, uint64_t now, uint32_t duck);
 void core_duck_pong(struct core *core, uint64_t now, uint32_t duck, uint64_t rtt_ns);
 

@@ -26,7 +26,7 @@ static int drop_new(struct core *core, struct core_drop **ret_drop, struct err *
     for (uint32_t i = 0; i < CORE_DROPS_MAX; i++) {
         if (core->drops[i].used)
             continue;
-        core->drops[i] = (struct core_drop){.used = true, .id = core->next_id++};
+        core->drops[i] = (struct core_drop){.used = true, .id = core->next_id++, .only = CORE_NONE};
         *ret_drop = &core->drops[i];
         return 0;
     }
@@ -111,6 +111,8 @@ int core_unload(struct core *core, uint64_t now, const char *who, const char *na
     }
     uint32_t index = (uint32_t)(model - core->models);
     close_model(core, now, index, "was unloaded");
+    if (drop)
+        core_push(core, CORE_ACT_REVOKE, CORE_NONE, drop->id);
     for (uint32_t rank = 0; drop && rank < model->plan->tp; rank++)
         drop_send(core, drop, model->duck_of_rank[rank]);
     core_push(core, CORE_ACT_FORGET_MODEL, CORE_NONE, index);
@@ -172,9 +174,11 @@ int core_invalidate(struct core *core, uint64_t now, const char *who, const char
     if (r < 0)
         return r;
     drop->all = !name;
+    drop->only = duck;
     snprintf(drop->why, sizeof drop->why, "invalidated by %s at %s", who, core_time_text(core, now, time));
     memcpy(drop->key, key, DIGEST_SIZE);
     close_models(core, now, drop, duck);
+    core_push(core, CORE_ACT_REVOKE, CORE_NONE, drop->id);
     for (uint32_t i = 0; i < core->duck_count; i++)
         if ((duck == CORE_NONE || duck == i) && (!name || (model && model_on_duck(model, i)) || holds_key(&core->ducks[i], key)))
             drop_send(core, drop, i);

@@ -69,6 +69,7 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t index, const struct 
     for (size_t i = 0; i < slot_count; i++)
         duck->used_bytes += slots[i].bytes;
     duck->hello = *hello;
+    duck->room_known = false;
     duck->state = CORE_DUCK_UP;
     duck->ever_up = true;
     duck->up_since_ns = duck->heard_ns = duck->pinged_ns = now;
@@ -100,6 +101,15 @@ void core_duck_lost(struct core *core, uint64_t now, uint32_t index, const char 
     core_session_duck_lost(core, now, index);
     core_model_duck_lost(core, now, index);
     core_job_start_queued(core);
+}
+
+void core_duck_room(struct core *core, uint32_t index, uint64_t *ranges, size_t count)
+{
+    struct core_duck *duck = &core->ducks[index];
+    free(duck->ranges);
+    duck->ranges = ranges;
+    duck->range_count = count;
+    duck->room_known = true;
 }
 
 void core_duck_broken(struct core *core, uint64_t now, uint32_t duck, const char *reason)

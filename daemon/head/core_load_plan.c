@@ -75,6 +75,69 @@ static int check_room(const struct core *core, const struct core_model *model, c
     return -ENOSPC;
 }
 
+/* What a duck takes for a slot, to the byte. */
+static uint64_t slot_room(const struct core_model *model, uint32_t layer, uint32_t rank)
+{
+    const struct plan_rank *share = &model->plan->ranks[rank];
+    bool moe = model->arch->layer_is_moe[layer];
+    uint64_t parts = moe ? model->arch->experts + (uint64_t)(share->shared.neurons > 0) : 1;
+    return room_for(size_round_up(moe ? share->moe_slot_bytes : share->dense_slot_bytes, sizeof(uint64_t)), parts * sizeof(uint64_t));
+}
+
+static bool drop_is_on_its_way(const struct core *core, uint32_t duck)
+{
+    for (uint32_t i = 0; i < CORE_DROPS_MAX; i++)
+        if (core->drops[i].used && core->drops[i].waiting[duck])
+            return true;
+    return false;
+}
+
+/* Room enough in sum may lie in pieces: slots are placed here as the duck will place them, first fit, by layer. */
+static int check_pieces(const struct core *core, const struct core_model *model, const struct core_job *job, uint32_t rank, struct err *err)
+{
+    const struct core_duck *duck = &core->ducks[model->duck_of_rank[rank]];
+    if (!duck->room_known || drop_is_on_its_way(core, model->duck_of_rank[rank]))
+        return 0; /* not known right now: the duck itself refuses what does not fit */
+    size_t count = duck->range_count;
+    _cleanup_(freep) uint64_t *left = calloc(count + 1, sizeof *left);
+    if (!left)
+        return err_no_memory(err, "free ranges", count * sizeof *left);
+    if (count)
+        memcpy(left, duck->ranges, count * sizeof *left);
+    uint64_t total = 0, largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        total += duck->ranges[i];
+        largest = duck->ranges[i] > largest ? duck->ranges[i] : largest;
+    }
+    for (size_t i = 0; i < job->missing_count; i++) {
+        uint32_t layer = job->missing[i].layer;
+        const struct msg_slot *old = core_duck_slot(duck, model->key, layer);
+        if (job->missing[i].rank != rank || old) /* one that is replaced leaves its place to it */
+            continue;
+        uint64_t needs = slot_room(model, layer, rank);
+        size_t at = 0;
+        while (at < count && left[at] < needs)
+            at++;
+        if (at < count) {
+            left[at] -= needs;
+            continue;
+        }
+        char droppable[256];
+        list_droppable(core, model, duck, droppable, sizeof droppable);
+        err_set(err, -ENOSPC, ERR_NO_MEMORY,
+                "duck %s: layer %u of rank %u needs %llu bytes in one piece; its weight buffer has %llu free, but in %zu pieces of at most "
+                "%llu: %s",
+                duck->name, layer, rank, (unsigned long long)needs, (unsigned long long)total, count, (unsigned long long)largest, droppable);
+        err_value_str(err, "droppable", droppable);
+        err_value_str(err, "duck", duck->name);
+        err_value_int(err, "needs", (long long)needs);
+        err_value_int(err, "largest", (long long)largest);
+        err_value_int(err, "has", (long long)total);
+        return -ENOSPC;
+    }
+    return 0;
+}
+
 /* Checkpoint bytes that a load reads for one rank of a layer: its rows of gate and up. */
 static uint64_t rank_source_bytes(const struct core_model *model, uint32_t layer, uint32_t rank)
 {
@@ -137,6 +200,8 @@ static int list_missing(const struct core *core, const struct core_wants *wants,
     }
     for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
         int r = check_room(core, model, job, rank, err);
+        if (r == 0)
+            r = check_pieces(core, model, job, rank, err);
         if (r < 0)
             return r;
     }

@@ -20,10 +20,12 @@
 #include "daemon/head/load_stream.h"
 #include "daemon/head/local.h"
 #include "daemon/head/remember.h"
+#include "daemon/head/revoked.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/wire/msg_buffer.h"
 
 #define HEAD_TICK (100 * CLOCK_NS_PER_MS)
 #define HEAD_START_TIMEOUT (20 * CLOCK_NS_PER_S)
@@ -55,6 +57,11 @@ static void duck_lost(void *user, uint32_t duck, const char *reason)
     core_duck_lost(head->core, clock_now_ns(), duck, reason);
     cache_check_duck_lost(head, duck);
     act_run(head);
+}
+
+static void duck_greeted(void *user, uint32_t duck, const struct msg_hello_duck *hello)
+{
+    revoked_greet(user, duck, hello);
 }
 
 /* FAIL answers whatever carried its request id: the numbers of jobs, sessions, steps and drops are one line. */
@@ -93,6 +100,15 @@ static int take_frame(struct head *head, uint64_t now, uint32_t duck, const stru
         r = msg_slot_done_decode(frame, &slot, err);
         if (r == 0)
             core_slot_done(head->core, now, duck, &slot);
+        return r;
+    }
+    case WIRE_REVOKED: return revoked_learn(head, duck, frame, err);
+    case WIRE_ROOM: {
+        uint64_t *ranges;
+        size_t count;
+        r = msg_room_decode(frame, &ranges, &count, err);
+        if (r == 0)
+            core_duck_room(head->core, duck, ranges, count);
         return r;
     }
     case WIRE_VERIFIED: return cache_check_frame(head, duck, frame, err);
@@ -188,7 +204,7 @@ static int new_peer(struct head *head, uint32_t index, const char *name, bool sp
     int r = core_duck_add(head->core, name, spare, err);
     if (r < 0)
         return r;
-    struct peer_callbacks callbacks = {.user = head, .up = duck_up, .lost = duck_lost, .frame = duck_frame};
+    struct peer_callbacks callbacks = {.user = head, .greeted = duck_greeted, .up = duck_up, .lost = duck_lost, .frame = duck_frame};
     return peer_new(head->loop, index, name, &callbacks, &head->peers[index], err);
 }
 
@@ -325,6 +341,7 @@ static int build(struct head *head, struct err *err)
     if (!head->core)
         return err_no_memory(err, "fp9d", sizeof *head->core);
     head->waiters = waiters_new();
+    head->revoked = revoked_new();
     int r = loop_new(&head->loop, err);
     if (r == 0)
         r = fdstore_new(&head->fdstore, err);
@@ -359,6 +376,7 @@ static void take_down(struct head *head)
     remember_free_all(head);
     session_free_all(head);
     waiters_free(head->waiters);
+    revoked_free(head->revoked);
     core_free(head->core);
     cache_db_free(head->cache_db);
     cache_check_free(head);

@@ -15,6 +15,7 @@ struct db;
 struct fdstore;
 struct load;
 struct remember;
+struct revoked;
 struct session;
 struct waiters;
 
@@ -33,6 +34,7 @@ struct head {
     struct control *control;
     struct load *loads;          /* list */
     struct remember *remembered; /* list */
+    struct revoked *revoked;     /* what the ducks are told of dead keys */
     struct session *sessions;    /* list */
     struct waiters *waiters;     /* who waits for jobs and drops */
     uint64_t started_ns;

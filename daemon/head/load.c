@@ -10,6 +10,7 @@
 #include "daemon/head/db.h"
 #include "daemon/head/load_digest.h"
 #include "daemon/head/load_stream.h"
+#include "daemon/head/revoked.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/msg_cache.h"
@@ -372,6 +373,8 @@ void load_stream(struct head *head, uint64_t job)
 {
     struct load *load = load_find(head, job);
     const struct core_job *known = core_job_find(head->core, job);
+    for (uint32_t rank = 0; rank < head->core->models[known->model].plan->tp; rank++)
+        revoked_send_stamp(head, head->core->models[known->model].duck_of_rank[rank]);
     load->stream = load_stream_new(head, known, &head->core->models[known->model]);
     load->streaming = true;
     worker_submit(head->bulk, stream_run, stream_done, load);
@@ -393,6 +396,7 @@ void load_send_rekeys(struct head *head, uint32_t duck, uint64_t id)
     const struct core_model *model = &head->core->models[job->model];
     if (core_job_over(job))
         return;
+    revoked_send_stamp(head, duck);
     for (size_t i = 0; i < job->rekey_count; i++) {
         const struct core_rekey *rekey = &job->rekeys[i];
         if (rekey->done || model->duck_of_rank[rekey->rank] != duck)

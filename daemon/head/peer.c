@@ -347,6 +347,7 @@ static int take_hello(struct peer *peer, const struct frame *frame, struct err *
     if (!(peer->hello.features & WIRE_FEATURE_CACHE))
         return err_set(err, -EPROTO, ERR_INTERNAL, "%s is too old for this fp9d %s: its weight cache cannot be checked; upgrade it",
                        peer->hello.software, FP9_VERSION);
+    peer->callbacks.greeted(peer->callbacks.user, peer->duck, &peer->hello);
     struct outgoing *out = outgoing_new();
     send_simple(peer, out, msg_empty_encode(&out->buf, WIRE_SLOTS_GET, 1));
     peer->phase = PEER_SLOTS;
@@ -355,6 +356,10 @@ static int take_hello(struct peer *peer, const struct frame *frame, struct err *
 
 static int take_slots(struct peer *peer, const struct frame *frame, struct err *err)
 {
+    if (frame->type == WIRE_REVOKED) {
+        peer->callbacks.frame(peer->callbacks.user, peer->duck, frame);
+        return 0;
+    }
     if (frame->type != WIRE_SLOTS)
         return err_set(err, -EPROTO, ERR_INTERNAL, "it sent %s instead of SLOTS", frame_type_name(frame->type));
     _cleanup_(freep) struct msg_slot *slots = NULL;
@@ -412,7 +417,7 @@ static void say_hello(struct peer *peer)
     struct msg_hello hello = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_COUNTS,
+        .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS,
         .software = "fp9d " FP9_VERSION,
     };
     gethostname(hello.host, sizeof hello.host - 1);

@@ -31,9 +31,10 @@ struct peer;
 
 struct peer_callbacks {
     void *user;
+    void (*greeted)(void *user, uint32_t duck, const struct msg_hello_duck *hello); /* frames sent now come before SLOTS_GET */
     void (*up)(void *user, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t count);
     void (*lost)(void *user, uint32_t duck, const char *reason);
-    void (*frame)(void *user, uint32_t duck, const struct frame *frame); /* every frame after SLOTS */
+    void (*frame)(void *user, uint32_t duck, const struct frame *frame); /* every frame after SLOTS, and REVOKED before it */
 };
 
 int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct peer_callbacks *callbacks, struct peer **ret_peer,

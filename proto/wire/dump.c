@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "proto/wire/msg_buffer.h"
 #include "proto/wire/msg_cache.h"
 #include "proto/wire/msg_hello.h"
 #include "proto/wire/msg_prepare.h"
@@ -85,6 +86,53 @@ static int prepare_data(const struct frame *frame, char *text, size_t size, stru
         snprintf(text, size, "expert %d matrix %u rows %u+%u columns %u scales %u", (int)m.expert, m.matrix, m.first_row, m.rows, m.columns,
                  m.scale_count);
     return r;
+}
+
+static int stamp(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    uint64_t value;
+    int r = msg_stamp_decode(frame, &value, err);
+    if (r == 0)
+        snprintf(text, size, "stamp %" PRIu64, value);
+    return r;
+}
+
+static int revoke_one(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    struct msg_revoked m;
+    int r = msg_revoke_decode(frame, &m, err);
+    char hex[DIGEST_HEX_SIZE] = "every";
+    if (r == 0 && !m.all)
+        digest_hex(m.model_key, hex);
+    if (r == 0)
+        snprintf(text, size, "key %.12s buffer %s before %" PRIu64, hex,
+                 m.boot_id[0] ? m.boot_id : "every", m.stamp);
+    return r;
+}
+
+static int revoked(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    struct msg_revoked list[MSG_REVOKED_MAX];
+    uint64_t value;
+    size_t count;
+    int r = msg_revoked_decode(frame, &value, list, &count, err);
+    if (r == 0)
+        snprintf(text, size, "stamp %" PRIu64 ", %zu keys", value, count);
+    return r;
+}
+
+static int room(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    uint64_t *ranges, total = 0;
+    size_t count;
+    int r = msg_room_decode(frame, &ranges, &count, err);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < count; i++)
+        total += ranges[i];
+    free(ranges);
+    snprintf(text, size, "%" PRIu64 " bytes in %zu ranges", total, count);
+    return 0;
 }
 
 static int slot_done(const struct frame *frame, char *text, size_t size, struct err *err)
@@ -226,6 +274,10 @@ static int describe(const struct frame *frame, char *text, size_t size, struct e
     case WIRE_DROP: return drop(frame, text, size, err);
     case WIRE_DROPPED: return dropped(frame, text, size, err);
     case WIRE_PREPARE_SOURCES: return sources(frame, text, size, err);
+    case WIRE_STAMP: return stamp(frame, text, size, err);
+    case WIRE_REVOKE: return revoke_one(frame, text, size, err);
+    case WIRE_REVOKED: return revoked(frame, text, size, err);
+    case WIRE_ROOM: return room(frame, text, size, err);
     case WIRE_REKEY: return rekey(frame, text, size, err);
     case WIRE_VERIFY: return verify(frame, text, size, err);
     case WIRE_VERIFIED: return verified(frame, text, size, err);

@@ -6,6 +6,8 @@
  *   HELLO                          ->                       once, first, before anything else
  *                                  <-      HELLO_DUCK       the duck's versions, boot id, capacity
  *                                          (or FAIL when the major versions differ; both close)
+ *   REVOKE, STAMP                  ->  ...                  keys that are dead, as fp9d knows them: applied before SLOTS is answered
+ *                                  <-      REVOKED          the keys that are dead, as this duck knows them
  *   SLOTS_GET                      ->
  *                                  <-      SLOTS            what the weight buffer's header holds
  *
@@ -23,6 +25,10 @@
  *                                  <-      SLOT_DONE (r) or FAIL (r)
  *   VERIFY         (request r)     ->                       one slot's checksums computed again, beside running steps
  *                                  <-      VERIFIED (r)     a bad slot is finished no more
+ *
+ *   STAMP                          ->                       fp9d's time, before PREPARE_BEGIN and REKEY: their slots carry it
+ *   REVOKE                         ->                       after SLOTS: remembered only; what is to be freed here a DROP tells
+ *                                  <-      ROOM             the free ranges of the weight buffer, after SLOTS and whenever they change
  *
  *   SESSION_OPEN   (request r)     ->
  *                                  <-      SESSION_OPENED (r) or FAIL (r)
@@ -47,13 +53,14 @@
 
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
-#define WIRE_VERSION_MINOR 3 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS */
+#define WIRE_VERSION_MINOR 3 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_BUFFER */
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
 #define WIRE_FEATURE_BATCH (UINT64_C(1) << 0) /* the duck takes STEPs with `batch` set */
 #define WIRE_FEATURE_CACHE (UINT64_C(1) << 1) /* the duck takes PREPARE_SOURCES, REKEY and VERIFY; fp9d refuses one that does not */
 #define WIRE_FEATURE_COUNTS (UINT64_C(1) << 2) /* fp9d takes STEP_DONEs with `counted` set */
+#define WIRE_FEATURE_BUFFER (UINT64_C(1) << 4) /* STAMP, REVOKE, REVOKED, ROOM */
 
 enum wire_type {
     WIRE_HELLO = 1,
@@ -74,6 +81,10 @@ enum wire_type {
     WIRE_REKEY = 24,
     WIRE_VERIFY = 25,
     WIRE_VERIFIED = 26,
+    WIRE_STAMP = 28,
+    WIRE_REVOKE = 29,
+    WIRE_REVOKED = 30,
+    WIRE_ROOM = 31,
     WIRE_SESSION_OPEN = 32,
     WIRE_SESSION_OPENED = 33,
     WIRE_SESSION_CLOSE = 34,

@@ -299,6 +299,7 @@ static void act(struct sim *sim, const struct core_action *action)
         sim->sessions_failed++;
         core_session_close(sim->core, action->id);
         break;
+    case CORE_ACT_REVOKE: sim->revocations++; break;
     case CORE_ACT_DROP_DONE: drop_done(sim, action->id); break;
     case CORE_ACT_SAVE_MODEL: sim->saved++; break;
     case CORE_ACT_FORGET_MODEL: sim->forgotten++; break;

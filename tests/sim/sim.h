@@ -46,7 +46,7 @@ struct sim {
     } answers[512];
     size_t answer_count;
     /* what clients saw */
-    unsigned sessions_ready, sessions_failed, steps_done, steps_failed, drops_done;
+    unsigned sessions_ready, sessions_failed, steps_done, steps_failed, drops_done, revocations;
     uint64_t last_freed;
     unsigned last_unreached;
     struct err last_step_err;

@@ -50,6 +50,8 @@ static int one(struct buf *buf, int i)
     static const struct msg_rekey rekey = {{7}, {8}, 3, {9}, true};
     static const struct msg_verify verify = {{7, 7}, 4, true, 99};
     static const struct msg_verified verified = {MSG_VERDICT_BAD, 4096, 5, -2, 1};
+    static const struct msg_revoked revoked[] = {{77, false, {5, 5}, ""}, {78, true, {0}, "0000-11"}};
+    static const uint64_t ranges[] = {4096, 8192, UINT64_C(1) << 40};
     static const float scales[] = {0.5f, 2.0f};
     const struct msg_slot slots[] = {samples_slot, samples_slot};
     const struct msg_prepare_data data = {.expert = 3, .matrix = 2, .first_row = 16, .rows = 16, .columns = 5, .scale_count = 2};
@@ -97,6 +99,10 @@ static int one(struct buf *buf, int i)
     case 20: return msg_rekey_encode(buf, request, &rekey);
     case 21: return msg_verify_encode(buf, request, &verify);
     case 22: return msg_verified_encode(buf, request, &verified);
+    case 23: return msg_stamp_encode(buf, request, 1234567);
+    case 24: return msg_revoke_encode(buf, request, &revoked[0]);
+    case 25: return msg_revoked_encode(buf, request, 1 << 20, revoked, 2);
+    case 26: return msg_room_encode(buf, request, ranges, 3);
     default:
         r = msg_step_done_encode(buf, request, &done, &a);
         if (r == 0)
@@ -144,6 +150,7 @@ int samples_decode(const struct frame *frame, struct err *err)
         struct msg_rekey rekey;
         struct msg_verify verify;
         struct msg_verified verified;
+        struct msg_revoked revoked;
         uint8_t sources[DIGEST_SIZE];
         struct msg_session_open open;
         struct msg_step step;
@@ -182,6 +189,21 @@ int samples_decode(const struct frame *frame, struct err *err)
     case WIRE_PREPARE_SOURCES: return msg_prepare_sources_decode(frame, any.sources, err);
     case WIRE_REKEY: return msg_rekey_decode(frame, &any.rekey, err);
     case WIRE_VERIFY: return msg_verify_decode(frame, &any.verify, err);
+    case WIRE_STAMP: return msg_stamp_decode(frame, &any.number, err);
+    case WIRE_REVOKE: return msg_revoke_decode(frame, &any.revoked, err);
+    case WIRE_REVOKED: {
+        struct msg_revoked list[MSG_REVOKED_MAX];
+        size_t listed;
+        return msg_revoked_decode(frame, &any.number, list, &listed, err);
+    }
+    case WIRE_ROOM: {
+        uint64_t *room;
+        size_t rooms;
+        int code = msg_room_decode(frame, &room, &rooms, err);
+        if (code == 0)
+            free(room);
+        return code;
+    }
     case WIRE_VERIFIED: return msg_verified_decode(frame, &any.verified, err);
     case WIRE_DROP: return msg_drop_decode(frame, &any.drop, err);
     case WIRE_DROPPED: return msg_dropped_decode(frame, &any.number, err);

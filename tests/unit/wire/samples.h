@@ -2,12 +2,13 @@
 #ifndef FP9_TESTS_WIRE_SAMPLES_H
 #define FP9_TESTS_WIRE_SAMPLES_H
 
+#include "proto/wire/msg_buffer.h"
 #include "proto/wire/msg_cache.h"
 #include "proto/wire/msg_hello.h"
 #include "proto/wire/msg_prepare.h"
 #include "proto/wire/msg_step.h"
 
-#define SAMPLES 24
+#define SAMPLES 28
 
 /* Appends them all; offsets[i] is where frame i begins, offsets[SAMPLES] the end. Aborts when an encoder fails. */
 void samples_make(struct buf *buf, size_t offsets[SAMPLES + 1]);
