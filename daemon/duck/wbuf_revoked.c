@@ -50,7 +50,8 @@ static bool is_dead(const struct wbuf *wbuf, uint32_t slot)
     const struct wbuf_header *header = wbuf_header(wbuf);
     for (uint32_t i = 0; i < WBUF_REVOKED_MAX; i++) {
         const struct wbuf_revoked *entry = &header->revoked[i];
-        if (header->stamps[slot] < entry->stamp && (entry->all || memcmp(entry->model_key, header->slots[slot].model_key, DIGEST_SIZE) == 0) &&
+        if (header->stamps[slot] < entry->stamp &&
+            (entry->all || memcmp(entry->model_key, header->slots[slot].model_key, DIGEST_SIZE) == 0) &&
             (!entry->boot_id[0] || strncmp(entry->boot_id, header->boot_id, WBUF_BOOT_ID_SIZE) == 0))
             return true;
     }

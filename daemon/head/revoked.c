@@ -8,6 +8,9 @@
 #include "proto/base/log.h"
 #include "proto/wire/msg_buffer.h"
 
+/* A stamp from further ahead is of a damaged header; to go by it would leave no room for later ones. */
+#define STAMP_AHEAD_MAX (UINT64_C(365) * 24 * 3600 * CLOCK_NS_PER_S)
+
 struct revoked {
     struct msg_revoked list[MSG_REVOKED_MAX];
     size_t count;
@@ -27,12 +30,17 @@ void revoked_free(struct revoked *revoked)
     free(revoked);
 }
 
-/* The wall clock, but never at or before what was there: a clock that was set back must not make new slots old. */
-static uint64_t next_stamp(struct revoked *revoked)
+static uint64_t wall_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t stamp = (uint64_t)now.tv_sec * CLOCK_NS_PER_S + (uint64_t)now.tv_nsec;
+    return (uint64_t)now.tv_sec * CLOCK_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* The wall clock, but never at or before what was there: a clock that was set back must not make new slots old. */
+static uint64_t next_stamp(struct revoked *revoked)
+{
+    uint64_t stamp = wall_ns();
     revoked->last = stamp > revoked->last ? stamp : revoked->last + 1;
     return revoked->last;
 }
@@ -43,7 +51,8 @@ static bool note(struct revoked *revoked, const struct msg_revoked *entry)
     struct msg_revoked *least = NULL;
     for (size_t i = 0; i < revoked->count; i++) {
         struct msg_revoked *at = &revoked->list[i];
-        if (at->all == entry->all && memcmp(at->model_key, entry->model_key, DIGEST_SIZE) == 0 && strcmp(at->boot_id, entry->boot_id) == 0) {
+        if (at->all == entry->all && memcmp(at->model_key, entry->model_key, DIGEST_SIZE) == 0 &&
+            strcmp(at->boot_id, entry->boot_id) == 0) {
             bool later = entry->stamp > at->stamp;
             at->stamp = later ? entry->stamp : at->stamp;
             return later;
@@ -122,9 +131,13 @@ int revoked_learn(struct head *head, uint32_t from, const struct frame *frame, s
     int r = msg_revoked_decode(frame, &stamp, list, &count, err);
     if (r < 0)
         return r;
-    head->revoked->last = stamp > head->revoked->last ? stamp : head->revoked->last;
+    uint64_t most = wall_ns() + STAMP_AHEAD_MAX;
+    if (stamp > most)
+        log_warning("cache", "%s: its header has a stamp of the far future, which is not gone by", core->ducks[from].name);
+    else if (stamp > head->revoked->last)
+        head->revoked->last = stamp;
     for (size_t i = 0; i < count; i++) {
-        if (!note(head->revoked, &list[i]))
+        if (list[i].stamp > most || !note(head->revoked, &list[i]))
             continue;
         send_all(head, &list[i]);
         for (uint32_t duck = 0; duck < core->duck_count; duck++)
@@ -146,7 +159,7 @@ void revoked_send_stamp(struct head *head, uint32_t duck)
         return;
     struct outgoing *out = outgoing_new();
     if (msg_stamp_encode(&out->buf, 0, next_stamp(head->revoked)) < 0)
-        abort(); /* a few bytes */
+        abort();                             /* a few bytes */
     peer_send(head->peers[duck], out, true); /* among the frames it is about */
     outgoing_unref(out);
 }
