@@ -6,9 +6,12 @@
 #include "proto/base/bytes.h"
 #include "proto/base/size.h"
 
+#define FILL_IDLE_BYTES (2u * WIRE_PREPARE_WINDOW)
+
 struct fill {
     bool used;
-    uint64_t request;
+    bool ending; /* its FILL_SUMS is out */
+    uint64_t request, serial;
     uint32_t slot;
     uint32_t expert_tiles; /* of one routed expert: 16-row tiles of gate, up and down */
     uint32_t shared_tiles;
@@ -22,8 +25,10 @@ struct fills {
     struct fill fills[FILLS_MAX];
     uint64_t ignored[FILL_IGNORED_MAX]; /* requests that failed; a ring, the oldest is forgotten */
     uint32_t ignored_count, ignored_next;
-    float *scales; /* owned; aligned copy of a frame's scales */
-    size_t scales_room;
+    uint64_t serial;
+    uint32_t out;           /* works */
+    struct fill_work *idle; /* owned; for the next frames */
+    size_t idle_bytes;
 };
 
 int fills_new(struct wbuf *wbuf, struct fills **ret_fills, struct err *err)
@@ -49,6 +54,102 @@ static void fill_drop(struct fills *fills, struct fill *fill)
     fill_release(fill);
 }
 
+/* ---- work --------------------------------------------------------------------------------------- */
+
+static void work_free(struct fill_work *work)
+{
+    free(work->memory);
+    free(work);
+}
+
+static void free_idle(struct fills *fills)
+{
+    while (fills->idle) {
+        struct fill_work *next = fills->idle->next;
+        work_free(fills->idle);
+        fills->idle = next;
+    }
+    fills->idle_bytes = 0;
+}
+
+/* For a fill, its slot pinned. NULL: out of memory. */
+static struct fill_work *work_new(struct fills *fills, const struct fill *fill, enum fill_kind kind, size_t room)
+{
+    struct fill_work *work = room ? fills->idle : NULL;
+    if (work) {
+        fills->idle = work->next;
+        fills->idle_bytes -= work->room;
+    } else {
+        work = calloc(1, sizeof *work);
+        if (!work)
+            return NULL;
+    }
+    if (work->room < room) {
+        free(work->memory);
+        work->memory = malloc(room);
+        work->room = work->memory ? room : 0;
+        if (!work->memory) {
+            work_free(work);
+            return NULL;
+        }
+    }
+    work->next = NULL;
+    work->kind = kind;
+    work->request = fill->request;
+    work->serial = fill->serial;
+    work->slot = fill->slot;
+    work->layer = wbuf_describe(fills->wbuf, fill->slot).layer;
+    work->code = 0;
+    work->err = (struct err){0};
+    wbuf_pin(fills->wbuf, fill->slot);
+    fills->out++;
+    return work;
+}
+
+/* Its memory is kept for the next frames, so that it need not be taken from the system again and again. */
+static void work_back(struct fills *fills, struct fill_work *work)
+{
+    wbuf_unpin(fills->wbuf, work->slot);
+    fills->out--;
+    if (!work->room || fills->idle_bytes + work->room > FILL_IDLE_BYTES) {
+        work_free(work);
+        return;
+    }
+    work->next = fills->idle;
+    fills->idle = work;
+    fills->idle_bytes += work->room;
+}
+
+void fill_work_discard(struct fills *fills, struct fill_work *work)
+{
+    work_back(fills, work);
+}
+
+uint32_t fills_out(const struct fills *fills)
+{
+    return fills->out;
+}
+
+static int run_rows(struct fill_work *work)
+{
+    if (work->begin)
+        kernels_pack_begin(&work->layout, work->expert);
+    int r = kernels_pack(&work->layout, work->expert, &work->rows, &work->err);
+    return r < 0 ? err_prefix(&work->err, "%s", work->name[0] ? work->name : "dense MLP") : 0;
+}
+
+void fill_work_run(struct fill_work *work)
+{
+    switch (work->kind) {
+    case FILL_PAGES: work->code = wbuf_take_pages(&work->pages, &work->err); break;
+    case FILL_ROWS: work->code = run_rows(work); break;
+    case FILL_SUMS:
+        work->checksum = wbuf_sum(&work->sums);
+        work->code = work->checksum ? 0 : err_no_memory(&work->err, "checksum", 0);
+        break;
+    }
+}
+
 void fills_free(struct fills *fills)
 {
     if (!fills)
@@ -56,7 +157,7 @@ void fills_free(struct fills *fills)
     for (size_t i = 0; i < FILLS_MAX; i++)
         if (fills->fills[i].used)
             fill_drop(fills, &fills->fills[i]);
-    free(fills->scales);
+    free_idle(fills);
     free(fills);
 }
 
@@ -164,7 +265,7 @@ static int make_way(struct fills *fills, const struct msg_prepare_begin *words, 
     return 0;
 }
 
-static int begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
+static int begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct fill_work **ret_work, struct err *err)
 {
     if (fill_find(fills, request))
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "request %llu is already being prepared", (unsigned long long)request);
@@ -182,10 +283,11 @@ static int begin(struct fills *fills, uint64_t request, const struct msg_prepare
     if (r < 0)
         return r;
     uint32_t slot;
-    r = wbuf_alloc(fills->wbuf, words, &slot, err);
+    r = wbuf_reserve(fills->wbuf, words, &slot, err);
     if (r < 0)
         return r;
-    struct fill made = {.used = true, .request = request, .slot = slot, .expert_tiles = expert_tiles(&geometry.layout)};
+    struct fill made = {
+        .used = true, .request = request, .serial = ++fills->serial, .slot = slot, .expert_tiles = expert_tiles(&geometry.layout)};
     made.shared_tiles = geometry.has_shared ? expert_tiles(&geometry.shared) : 0;
     made.tiles_left = (uint64_t)made.expert_tiles * geometry.experts + made.shared_tiles;
     size_t words_needed = size_ceil_div(made.tiles_left, 64);
@@ -195,14 +297,21 @@ static int begin(struct fills *fills, uint64_t request, const struct msg_prepare
         fill_drop(fills, &made);
         return err_no_memory(err, "prepare", words_needed * sizeof *made.arrived + geometry.experts);
     }
+    struct fill_work *work = work_new(fills, &made, FILL_PAGES, 0);
+    if (!work) {
+        fill_drop(fills, &made);
+        return err_no_memory(err, "prepare", sizeof *work);
+    }
+    work->pages = wbuf_pages(fills->wbuf, slot);
     *fill = made;
+    *ret_work = work;
     return 0;
 }
 
-int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
+int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct fill_work **ret_work, struct err *err)
 {
     ignored_forget(fills, request);
-    int r = begin(fills, request, words, err);
+    int r = begin(fills, request, words, ret_work, err);
     if (r == 0)
         return 0;
     struct fill *fill = fill_find(fills, request); /* a second BEGIN spoils the first */
@@ -279,24 +388,40 @@ static int check_rows(const struct fill *fill, const struct target *target, cons
     return 0;
 }
 
-static int aligned_scales(struct fills *fills, const struct msg_prepare_data *data, struct err *err)
+/* Copies of what the frame holds, the scales aligned. */
+static int work_of_rows(struct fills *fills, const struct fill *fill, const struct target *target, const struct msg_prepare_data *data,
+                        struct fill_work **ret_work, struct err *err)
 {
-    if (data->scale_count > fills->scales_room) {
-        float *scales = realloc(fills->scales, data->scale_count * sizeof *scales);
-        if (!scales)
-            return err_no_memory(err, "scales", data->scale_count * sizeof *scales);
-        fills->scales = scales;
-        fills->scales_room = data->scale_count;
-    }
-    struct bytes_reader r = bytes_reader_init(data->scales, data->scale_count * sizeof(float));
+    size_t codes = (size_t)data->rows * data->columns, scales = data->scale_count * sizeof(float);
+    struct fill_work *work = work_new(fills, fill, FILL_ROWS, scales + codes);
+    if (!work)
+        return err_no_memory(err, "rows", scales + codes);
+    float *to = (float *)(void *)work->memory;
+    struct bytes_reader r = bytes_reader_init(data->scales, scales);
     for (uint32_t i = 0; i < data->scale_count; i++)
-        fills->scales[i] = bytes_read_f32(&r);
+        to[i] = bytes_read_f32(&r);
+    memcpy(work->memory + scales, data->codes, codes);
+    work->layout = *target->layout;
+    work->expert = target->bytes;
+    work->begin = !fill->begun[target->index];
+    work->rows = (struct kernels_rows){
+        .matrix = (enum kernels_matrix)data->matrix,
+        .first_row = data->first_row,
+        .rows = data->rows,
+        .codes = work->memory + scales,
+        .scales = to,
+    };
+    memcpy(work->name, target->name, sizeof work->name);
+    *ret_work = work;
     return 0;
 }
 
-static int take_rows(struct fills *fills, struct fill *fill, const struct msg_prepare_data *data, struct err *err)
+static int take_rows(struct fills *fills, struct fill *fill, const struct msg_prepare_data *data, struct fill_work **ret_work,
+                     struct err *err)
 {
     struct target target;
+    if (fill->ending)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "rows after PREPARE_END");
     if (data->matrix > KERNELS_DOWN)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "matrix %u", data->matrix);
     int r = target_of(fills, fill, data->expert, &target, err);
@@ -304,38 +429,27 @@ static int take_rows(struct fills *fills, struct fill *fill, const struct msg_pr
         return r;
     r = check_rows(fill, &target, data, err);
     if (r == 0)
-        r = aligned_scales(fills, data, err);
+        r = work_of_rows(fills, fill, &target, data, ret_work, err);
     if (r < 0)
         return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
-    if (!fill->begun[target.index]) {
-        kernels_pack_begin(target.layout, target.bytes);
-        fill->begun[target.index] = true;
-    }
-    struct kernels_rows rows = {
-        .matrix = (enum kernels_matrix)data->matrix,
-        .first_row = data->first_row,
-        .rows = data->rows,
-        .codes = data->codes,
-        .scales = fills->scales,
-    };
-    r = kernels_pack(target.layout, target.bytes, &rows, err);
-    if (r < 0)
-        return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
-    const struct layout_matrix *shape = geometry_matrix(target.layout, rows.matrix);
-    uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows.matrix) + layout_tile(shape, rows.first_row);
-    uint32_t count = layout_tiles(shape, rows.first_row, rows.rows);
+    fill->begun[target.index] = true;
+    const struct kernels_rows *rows = &(*ret_work)->rows;
+    const struct layout_matrix *shape = geometry_matrix(target.layout, rows->matrix);
+    uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows->matrix) + layout_tile(shape, rows->first_row);
+    uint32_t count = layout_tiles(shape, rows->first_row, rows->rows);
     for (uint32_t i = 0; i < count; i++)
         fill->arrived[(at + i) / 64] |= UINT64_C(1) << (at + i) % 64;
     fill->tiles_left -= count;
     return 0;
 }
 
-int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct err *err)
+int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct fill_work **ret_work, struct err *err)
 {
+    *ret_work = NULL;
     struct fill *fill = fill_find(fills, request);
     if (!fill)
         return ignored_find(fills, request) ? 0 : no_such(fills, request, err);
-    int r = take_rows(fills, fill, data, err);
+    int r = take_rows(fills, fill, data, ret_work, err);
     if (r == 0)
         return 0;
     uint32_t layer = wbuf_describe(fills->wbuf, fill->slot).layer;
@@ -376,21 +490,58 @@ int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DI
     return 0;
 }
 
-int fill_end(struct fills *fills, uint64_t request, struct msg_slot *ret_slot, struct err *err)
+int fill_end(struct fills *fills, uint64_t request, struct fill_work **ret_work, struct err *err)
 {
+    *ret_work = NULL;
     struct fill *fill = fill_find(fills, request);
     if (!fill)
         return ignored_forget(fills, request) ? 0 : no_such(fills, request, err);
-    if (fill->tiles_left > 0) {
+    int r = 0;
+    if (fill->tiles_left > 0)
+        r = missing(fills, fill, err);
+    else if (fill->ending)
+        r = err_set(err, -EPROTO, ERR_BAD_REQUEST, "a second PREPARE_END");
+    struct fill_work *work = r == 0 ? work_new(fills, fill, FILL_SUMS, 0) : NULL;
+    if (r == 0 && !work)
+        r = err_no_memory(err, "prepare", sizeof *work);
+    if (r < 0) {
         uint32_t layer = wbuf_describe(fills->wbuf, fill->slot).layer;
-        missing(fills, fill, err);
         fill_drop(fills, fill);
         return err_prefix(err, "prepare of layer %u", layer);
     }
-    wbuf_finish(fills->wbuf, fill->slot);
-    *ret_slot = wbuf_describe(fills->wbuf, fill->slot);
-    fill_release(fill);
-    return 1;
+    work->sums = wbuf_sums(fills->wbuf, fill->slot);
+    fill->ending = true;
+    *ret_work = work;
+    return 0;
+}
+
+/* The fill that work was handed out for; NULL: it was dropped meanwhile. */
+static struct fill *fill_of_work(struct fills *fills, const struct fill_work *work)
+{
+    struct fill *fill = fill_find(fills, work->request);
+    return fill && fill->serial == work->serial ? fill : NULL;
+}
+
+int fill_done(struct fills *fills, struct fill_work *work, struct msg_slot *ret_slot, struct err *err)
+{
+    struct fill *fill = fill_of_work(fills, work);
+    int r = 0;
+    if (fill && work->code < 0) {
+        err_copy(err, &work->err);
+        if (!fill->ending) /* else no frame of it comes any more */
+            ignore(fills, fill->request);
+        fill_drop(fills, fill);
+        r = err_prefix(err, "prepare of layer %u", work->layer);
+    } else if (fill && work->kind == FILL_SUMS) {
+        wbuf_finish_summed(fills->wbuf, fill->slot, work->checksum);
+        *ret_slot = wbuf_describe(fills->wbuf, fill->slot);
+        fill_release(fill);
+        r = 1;
+    }
+    work_back(fills, work);
+    if (!fills->out && !fills_active(fills))
+        free_idle(fills);
+    return r;
 }
 
 void fills_drop(struct fills *fills, const uint8_t *model_key, uint64_t ret_requests[FILLS_MAX], size_t *ret_count)
@@ -403,7 +554,8 @@ void fills_drop(struct fills *fills, const uint8_t *model_key, uint64_t ret_requ
         struct msg_slot slot = wbuf_describe(fills->wbuf, fill->slot);
         if (model_key && memcmp(slot.model_key, model_key, DIGEST_SIZE) != 0)
             continue;
-        ignore(fills, fill->request);
+        if (!fill->ending)
+            ignore(fills, fill->request);
         ret_requests[(*ret_count)++] = fill->request;
         fill_drop(fills, fill);
     }

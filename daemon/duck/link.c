@@ -19,6 +19,8 @@ int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exe
     link->out = out;
     int r = fills_new(wbuf, &link->fills, err);
     if (r == 0)
+        r = packer_new(&link->packer, err);
+    if (r == 0)
         r = verify_new(&link->verify, err);
     if (r < 0)
         return r;
@@ -36,6 +38,12 @@ void link_free(struct link *link)
         while (verify_left(link->verify, &slot))
             wbuf_unpin(link->wbuf, slot);
         verify_free(link->verify);
+    }
+    if (link->packer) {
+        packer_stop(link->packer);
+        for (struct fill_work *work; (work = packer_left(link->packer));)
+            fill_work_discard(link->fills, work);
+        packer_free(link->packer);
     }
     fills_free(link->fills);
     for (int i = 0; i < EXEC_PLACES; i++) {
@@ -97,7 +105,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_BUFFER,
+        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -108,6 +116,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
     link->greeted = true;
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
+    link->tells_taken = hello.features & WIRE_FEATURE_TAKEN;
     snprintf(link->peer, sizeof link->peer, "%s of %s", hello.software, hello.host);
     log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
     link->buffer = hello.features & WIRE_FEATURE_BUFFER;
@@ -140,62 +149,6 @@ static int on_slots_get(struct link *link, const struct frame *frame, struct err
     link->listed = true;
     link->room_told = wbuf_changes(link->wbuf) - 1;
     return link_sent(msg_slots_encode(link->out, frame->request, slots, count), err);
-}
-
-/* ---- prepare ------------------------------------------------------------------------------------ */
-
-static int on_prepare_begin(struct link *link, const struct frame *frame, struct err *err)
-{
-    struct msg_prepare_begin words;
-    int r = msg_prepare_begin_decode(frame, &words, err);
-    if (r < 0)
-        return r;
-    struct err why;
-    r = fill_begin(link->fills, frame->request, &words, &why);
-    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
-}
-
-static int on_prepare_data(struct link *link, const struct frame *frame, struct err *err)
-{
-    struct msg_prepare_data data;
-    int r = msg_prepare_data_decode(frame, &data, err);
-    if (r < 0)
-        return r;
-    struct err why;
-    r = fill_data(link->fills, frame->request, &data, &why);
-    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
-}
-
-static int on_prepare_sources(struct link *link, const struct frame *frame, struct err *err)
-{
-    uint8_t sources[DIGEST_SIZE];
-    int r = msg_prepare_sources_decode(frame, sources, err);
-    if (r < 0)
-        return r;
-    struct err why;
-    r = fill_sources(link->fills, frame->request, sources, &why);
-    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
-}
-
-static int on_prepare_end(struct link *link, const struct frame *frame, struct err *err)
-{
-    int r = msg_empty_decode(frame, err);
-    if (r < 0)
-        return r;
-    struct err why;
-    struct msg_slot slot;
-    r = fill_end(link->fills, frame->request, &slot, &why);
-    if (r < 0)
-        return link_fail(link, frame->request, &why, err);
-    return r > 0 ? link_sent(msg_slot_done_encode(link->out, frame->request, &slot), err) : 0;
-}
-
-static int on_prepare_abort(struct link *link, const struct frame *frame, struct err *err)
-{
-    int r = msg_empty_decode(frame, err);
-    if (r == 0)
-        fill_abort(link->fills, frame->request);
-    return r;
 }
 
 /* ---- drop --------------------------------------------------------------------------------------- */
@@ -354,13 +307,13 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_SLOTS_GET: return on_slots_get(link, frame, err);
     case WIRE_STAMP: return link_buffer_stamp(link, frame, err);
     case WIRE_REVOKE: return link_buffer_revoke(link, frame, err);
-    case WIRE_PREPARE_BEGIN: return on_prepare_begin(link, frame, err);
-    case WIRE_PREPARE_DATA: return on_prepare_data(link, frame, err);
-    case WIRE_PREPARE_SOURCES: return on_prepare_sources(link, frame, err);
+    case WIRE_PREPARE_BEGIN: return link_prepare_begin(link, frame, err);
+    case WIRE_PREPARE_DATA: return link_prepare_data(link, frame, err);
+    case WIRE_PREPARE_SOURCES: return link_prepare_sources(link, frame, err);
     case WIRE_REKEY: return on_rekey(link, frame, err);
     case WIRE_VERIFY: return on_verify(link, frame, err);
-    case WIRE_PREPARE_END: return on_prepare_end(link, frame, err);
-    case WIRE_PREPARE_ABORT: return on_prepare_abort(link, frame, err);
+    case WIRE_PREPARE_END: return link_prepare_end(link, frame, err);
+    case WIRE_PREPARE_ABORT: return link_prepare_abort(link, frame, err);
     case WIRE_DROP: return on_drop(link, frame, err);
     case WIRE_SESSION_OPEN: return link_step_session_open(link, frame, err);
     case WIRE_SESSION_CLOSE: return link_step_session_close(link, frame, err);
@@ -373,6 +326,7 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_HELLO_DUCK:
     case WIRE_PONG:
     case WIRE_SLOTS:
+    case WIRE_PREPARE_TAKEN:
     case WIRE_SLOT_DONE:
     case WIRE_DROPPED:
     case WIRE_VERIFIED:

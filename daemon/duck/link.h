@@ -1,8 +1,8 @@
 /* One link to a head: frames in, answers out (proto/wire/wire.h has the conversation). Knows no descriptor and no clock: the loop feeds it.
  *
- * Steps run on the kernel thread, those of a kind in order, interactive ones (steps.h) before batch work; all else is answered at once,
- * PING also while kernels run. A DROP that meets a running step on its slots, and a SESSION_CLOSE that meets one of its session, are
- * answered after it. One thread.
+ * Steps run on the kernel thread, those of a kind in order, interactive ones (steps.h) before batch work; rows are packed on a thread of
+ * their own (packer.h); all else is answered at once, PING also while kernels run. A DROP that meets a running step on its slots, and a
+ * SESSION_CLOSE that meets one of its session, are answered after it. One thread.
  */
 #ifndef FP9_DUCK_LINK_H
 #define FP9_DUCK_LINK_H
@@ -30,6 +30,11 @@ int link_frame(struct link *link, const struct frame *frame, struct err *err);
 /* After exec's eventfd fired: answers the steps that are through and starts the next ones. Negative as above. Once exec is broken nothing
  * is started, and the link must neither take another frame nor be freed. */
 int link_exec_event(struct link *link, struct err *err);
+/* Readable when the packing thread has done something: then link_pack_event answers. Negative as above. */
+int link_pack_fd(const struct link *link);
+int link_pack_event(struct link *link, struct err *err);
+/* True while so many rows wait to be packed that no more frames should be read: of a head that does not keep to WIRE_PREPARE_WINDOW. */
+bool link_full(const struct link *link);
 /* Readable when a VERIFY is through: then link_verify_event answers it. Negative as above. */
 int link_verify_fd(const struct link *link);
 int link_verify_event(struct link *link, struct err *err);

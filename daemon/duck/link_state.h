@@ -4,6 +4,7 @@
 
 #include "daemon/duck/fill.h"
 #include "daemon/duck/link.h"
+#include "daemon/duck/packer.h"
 #include "daemon/duck/session.h"
 #include "daemon/duck/steps.h"
 #include "daemon/duck/verify.h"
@@ -21,7 +22,10 @@ struct link {
     bool listed; /* SLOTS was sent */
     uint64_t room_told; /* wbuf_changes() of the last ROOM */
     char peer[2 * WIRE_NAME_MAX + 8];
-    struct fills *fills; /* owned */
+    bool tells_taken;      /* the head takes PREPARE_TAKEN */
+    struct fills *fills;   /* owned */
+    struct packer *packer; /* owned; has what the fills handed out */
+    uint64_t pack_bytes;   /* of frames that it has */
     struct sessions sessions;
     struct steps steps;
     struct running {
@@ -41,8 +45,6 @@ struct link {
 int link_sent(int r, struct err *err);
 /* Answers a refused request; the link goes on. */
 int link_fail(struct link *link, uint64_t request, const struct err *why, struct err *err);
-/* ROOM, when the free ranges are not those of the last one. */
-int link_tell_room(struct link *link, struct err *err);
 /* link_buffer.c. REVOKED, after HELLO_DUCK. */
 int link_buffer_say(struct link *link, struct err *err);
 int link_buffer_stamp(struct link *link, const struct frame *frame, struct err *err);
@@ -51,6 +53,13 @@ int link_buffer_revoke(struct link *link, const struct frame *frame, struct err 
 int link_tell_room(struct link *link, struct err *err);
 /* When no running step reads dropped memory any more. */
 int link_answer_drops(struct link *link, struct err *err);
+
+/* link_prepare.c: frames of loads, as link_frame has them. */
+int link_prepare_begin(struct link *link, const struct frame *frame, struct err *err);
+int link_prepare_data(struct link *link, const struct frame *frame, struct err *err);
+int link_prepare_sources(struct link *link, const struct frame *frame, struct err *err);
+int link_prepare_end(struct link *link, const struct frame *frame, struct err *err);
+int link_prepare_abort(struct link *link, const struct frame *frame, struct err *err);
 
 /* link_step.c: frames of sessions and steps, as link_frame has them. */
 int link_step_session_open(struct link *link, const struct frame *frame, struct err *err);

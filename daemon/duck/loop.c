@@ -13,7 +13,7 @@
 #define OUT_HIGH (64u * 1024 * 1024) /* a peer that does not read its answers is not read either */
 #define LAST_WORDS_MS 1000           /* for a FAIL to leave before the link is closed */
 
-enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_BESIDE, AT_VERIFY, AT_COUNT };
+enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_BESIDE, AT_VERIFY, AT_PACK, AT_COUNT };
 
 struct loop {
     struct transport *transport;      /* borrowed */
@@ -50,12 +50,18 @@ int loop_block_signals(struct err *err)
     return 0;
 }
 
+/* Nothing more is read until answers have left or rows are packed. */
+static bool overfull(const struct loop *loop)
+{
+    return loop->out.buf.length - loop->out.sent > OUT_HIGH || link_full(loop->link);
+}
+
 /* Reads what is there, answers it. */
 static int serve_input(struct loop *loop, struct err *err)
 {
     loop->more = true;
     for (int i = 0; i < READS_A_TURN; i++) {
-        if (loop->out.buf.length - loop->out.sent > OUT_HIGH)
+        if (overfull(loop))
             return 0;
         int r = transport_fill(loop->transport, &loop->reader, err);
         if (r <= 0) {
@@ -118,9 +124,10 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         [AT_EXEC] = {.fd = exec_event_fd(loop->exec), .events = POLLIN},
         [AT_SIGNAL] = {.fd = signal_fd, .events = POLLIN},
         [AT_VERIFY] = {.fd = link_verify_fd(loop->link), .events = POLLIN},
+        [AT_PACK] = {.fd = link_pack_fd(loop->link), .events = POLLIN},
         [AT_BESIDE] = {.fd = loop->beside ? loop->beside->fd : -1, .events = POLLIN},
     };
-    bool full = loop->out.buf.length - loop->out.sent > OUT_HIGH;
+    bool full = overfull(loop);
     if (full)
         wait[AT_LINK].events &= ~POLLIN;
     bool busy = exec_busy(loop->exec, EXEC_INTERACTIVE) || exec_busy(loop->exec, EXEC_BATCH);
@@ -143,6 +150,8 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         end_broken(loop, exec_broken(loop->exec));
     if (r == 0 && wait[AT_VERIFY].revents & POLLIN)
         r = link_verify_event(loop->link, err);
+    if (r == 0 && wait[AT_PACK].revents & POLLIN)
+        r = link_pack_event(loop->link, err);
     /* Results leave before more work is read in. */
     if (r == 0)
         r = transport_flush(loop->transport, &loop->out, err);

@@ -381,7 +381,7 @@ static bool first_fit(const struct wbuf *wbuf, uint64_t pages, uint64_t *ret_off
     return false;
 }
 
-int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
+int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
 {
     struct geometry geometry;
     int r = geometry_init(words, &geometry, err);
@@ -399,11 +399,6 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
         i++;
     if (i == WBUF_SLOTS_MAX)
         return err_set(err, -ENOSPC, ERR_NO_MEMORY, "weight buffer: all %d slots are in use", WBUF_SLOTS_MAX);
-    r = take_pages(wbuf->fd, offset, wbuf_format_span(&shape), err);
-    if (r < 0) {
-        give_back(wbuf, offset, pages);
-        return r;
-    }
     struct wbuf_slot *slot = &wbuf->header->slots[i];
     struct wbuf_slot fresh = {
         .kind = (uint32_t)words->kind,
@@ -427,6 +422,33 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
     wbuf->aux[i].geometry = geometry;
     order_insert(wbuf, i);
     *ret_slot = i;
+    return 0;
+}
+
+struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t i)
+{
+    const struct wbuf_slot *slot = &wbuf->header->slots[i];
+    return (struct wbuf_pages){.fd = wbuf->fd, .offset = slot->offset, .bytes = wbuf_format_span(slot)};
+}
+
+int wbuf_take_pages(const struct wbuf_pages *pages, struct err *err)
+{
+    return take_pages(pages->fd, pages->offset, pages->bytes, err);
+}
+
+int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
+{
+    uint32_t slot;
+    int r = wbuf_reserve(wbuf, words, &slot, err);
+    if (r < 0)
+        return r;
+    const struct wbuf_pages pages = wbuf_pages(wbuf, slot);
+    r = wbuf_take_pages(&pages, err);
+    if (r < 0) {
+        wbuf_drop(wbuf, slot);
+        return r;
+    }
+    *ret_slot = slot;
     return 0;
 }
 
@@ -454,15 +476,24 @@ struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
     };
 }
 
-static void sum_parts(struct wbuf *wbuf, uint32_t i)
+/* Part by part, so that each is in the cache when it goes into the whole's checksum, too. */
+uint64_t wbuf_sum(const struct wbuf_sums *sums)
 {
-    struct wbuf_sums sums = wbuf_sums(wbuf, i);
-    uint64_t *to = (uint64_t *)(void *)(wbuf_data(wbuf, i) + size_round_up(sums.bytes, sizeof(uint64_t)));
-    for (uint32_t part = 0; part < sums.parts; part++) {
-        bool shared = sums.has_shared && part + 1 == sums.parts;
-        to[part] = checksum_of(sums.data + (shared ? sums.shared_offset : part * sums.part_bytes),
-                                   shared ? sums.shared_bytes : sums.part_bytes);
+    struct checksum *whole = checksum_new();
+    uint64_t *to = (uint64_t *)sums->part_sums, at = 0;
+    if (!whole)
+        return 0;
+    for (uint32_t part = 0; part < sums->parts; part++) {
+        bool shared = sums->has_shared && part + 1 == sums->parts;
+        uint64_t begin = shared ? sums->shared_offset : part * sums->part_bytes, bytes = shared ? sums->shared_bytes : sums->part_bytes;
+        to[part] = checksum_of(sums->data + begin, bytes);
+        checksum_update(whole, sums->data + at, begin + bytes - at);
+        at = begin + bytes;
     }
+    checksum_update(whole, sums->data + at, sums->bytes - at);
+    uint64_t sum = checksum_finish(whole);
+    checksum_free(whole);
+    return sum;
 }
 
 void wbuf_rekey(struct wbuf *wbuf, uint32_t i, const uint8_t model_key[DIGEST_SIZE])
@@ -476,14 +507,19 @@ void wbuf_rekey(struct wbuf *wbuf, uint32_t i, const uint8_t model_key[DIGEST_SI
     __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
 }
 
-void wbuf_finish(struct wbuf *wbuf, uint32_t i)
+void wbuf_finish_summed(struct wbuf *wbuf, uint32_t i, uint64_t checksum)
 {
     struct wbuf_slot *slot = &wbuf->header->slots[i];
-    sum_parts(wbuf, i);
-    slot->checksum = checksum_of(wbuf_data(wbuf, i), slot->bytes);
+    slot->checksum = checksum;
     /* A process killed between these two stores leaves a slot in state FILLING: dropped, as it must be. */
     __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
     __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
+}
+
+void wbuf_finish(struct wbuf *wbuf, uint32_t i)
+{
+    const struct wbuf_sums sums = wbuf_sums(wbuf, i);
+    wbuf_finish_summed(wbuf, i, wbuf_sum(&sums));
 }
 
 uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t i)

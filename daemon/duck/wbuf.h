@@ -7,7 +7,8 @@
  * Memory is taken (fallocate) before a slot is given out, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a
  * dropped slot's pages are given back to the system.
  *
- * Threads: all functions belong to one thread. Another may read the bytes of a pinned slot.
+ * Threads: all functions belong to one thread, but for those that say otherwise. Another may read the bytes of a pinned slot, and one may
+ * write those of a pinned FILLING one.
  */
 #ifndef FP9_DUCK_WBUF_H
 #define FP9_DUCK_WBUF_H
@@ -44,10 +45,21 @@ uint64_t wbuf_used(const struct wbuf *wbuf);     /* whole pages of slots, droppe
 
 /* A slot in the state FILLING. NO_MEMORY "needs X, has Y" when no range is free, the table is full or the system has no pages. */
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
+/* The same without its memory, which is still to be taken, by any thread, before the first byte is written: wbuf_take_pages of all of it.
+ * -ENOMEM/-ENOSPC: the slot is to be dropped. */
+struct wbuf_pages {
+    int fd; /* borrowed */
+    uint64_t offset, bytes;
+};
+int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
+struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t slot);
+int wbuf_take_pages(const struct wbuf_pages *pages, struct err *err);
 /* Of a FILLING slot: what it is being prepared from. */
 void wbuf_set_sources(struct wbuf *wbuf, uint32_t slot, const uint8_t sources[DIGEST_SIZE]);
 /* Checksums the bytes and sets the finish flag. */
 void wbuf_finish(struct wbuf *wbuf, uint32_t slot);
+/* The same with a checksum that wbuf_sum gave. */
+void wbuf_finish_summed(struct wbuf *wbuf, uint32_t slot, uint64_t checksum);
 /* A finished slot goes under another model key; its bytes and checksums stay. A process killed in the middle leaves it unfinished. */
 void wbuf_rekey(struct wbuf *wbuf, uint32_t slot, const uint8_t model_key[DIGEST_SIZE]);
 /* Frees a slot in any state; its memory at once, or when the last pin goes. Returns the bytes that will be free. */
@@ -80,6 +92,8 @@ struct wbuf_sums {
     bool moe, has_shared;
 };
 struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
+/* Of a whole FILLING slot that is pinned, any thread: writes its parts' checksums and returns that of all. 0: out of memory. */
+uint64_t wbuf_sum(const struct wbuf_sums *sums);
 
 /* Bytes of the free ranges, by offset; ret_ranges has room for WBUF_SLOTS_MAX + 1. Returns their number. */
 uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges);

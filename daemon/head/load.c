@@ -311,6 +311,7 @@ void load_open(struct head *head, uint64_t job)
 static void digest_run(void *user)
 {
     struct load *load = user;
+    worker_background();
     const struct load_digest what = {
         .arch = &load->shape, .layers = load->layers, .cancelled = &load->cancelled, .read_bytes = &load->digest_bytes};
     if (load_digest_run(&what, load->checkpoint, &load->err) == 0)
@@ -348,6 +349,7 @@ void load_digest(struct head *head, uint64_t job)
 static void stream_run(void *user)
 {
     struct load *load = user;
+    worker_background();
     if (load->force)
         checkpoint_digests_forget(load->checkpoint);
     load_stream_run(load->stream, load->checkpoint, &load->err);

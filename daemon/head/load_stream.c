@@ -6,11 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/load_hash.h"
 #include "daemon/head/load_slice.h"
 #include "proto/base/size.h"
 
-#define STREAM_CHUNK_BYTES (4u * 1024 * 1024) /* of codes, read at once and at most in one frame */
-#define STREAM_ON_THE_WAY (32u * 1024 * 1024) /* framed and not yet written to links */
+#define STREAM_PIECE_BYTES (4u * 1024 * 1024) /* of codes, read at once */
+#define STREAM_FRAME_BYTES (512u * 1024)      /* of codes, at most in one frame: what a step may have to wait for */
+#define STREAM_ON_THE_WAY (64u * 1024 * 1024) /* framed and not yet written to links: how far ducks may be apart */
+#define STREAM_SPARES 64                      /* frames whose memory is used again */
 
 struct load_stream {
     struct head *head;
@@ -21,14 +24,15 @@ struct load_stream {
     uint32_t *duck_of_rank;       /* owned */
     struct core_missing *missing; /* owned */
     size_t missing_count;
-    struct digest *digest; /* owned; of the matrix that is being read */
-    uint8_t *chunk;        /* owned, STREAM_CHUNK_BYTES + one row group */
-    float *scales;         /* owned, of one frame */
+    struct load_hash *hash; /* owned */
+    float *scales;          /* owned, of one frame */
     atomic_bool cancelled;
     _Atomic uint64_t read_bytes, sent_bytes;
     pthread_mutex_t lock;
     pthread_cond_t less; /* on_the_way went down, or cancelled */
     uint64_t on_the_way; /* under lock */
+    struct buf spares[STREAM_SPARES];
+    size_t spare_count; /* under lock */
 };
 
 /* One layer's missing ranks while it is being sent. */
@@ -72,9 +76,10 @@ void load_stream_free(struct load_stream *stream)
     free(stream->plan.ranks);
     free(stream->duck_of_rank);
     free(stream->missing);
-    digest_free(stream->digest);
-    free(stream->chunk);
+    load_hash_free(stream->hash);
     free(stream->scales);
+    for (size_t i = 0; i < stream->spare_count; i++)
+        buf_release(&stream->spares[i]);
     pthread_cond_destroy(&stream->less);
     pthread_mutex_destroy(&stream->lock);
     free(stream);
@@ -109,6 +114,10 @@ static void parcel_sent(void *user)
     struct parcel *parcel = user;
     struct load_stream *stream = parcel->stream;
     pthread_mutex_lock(&stream->lock);
+    if (stream->spare_count < STREAM_SPARES && parcel->bytes > STREAM_FRAME_BYTES / 8) {
+        stream->spares[stream->spare_count++] = parcel->out->buf;
+        parcel->out->buf = (struct buf){0};
+    }
     stream->on_the_way -= parcel->bytes;
     pthread_cond_signal(&stream->less);
     pthread_mutex_unlock(&stream->lock);
@@ -171,43 +180,72 @@ static int send_empty(struct load_stream *stream, enum wire_type type, const str
 
 /* ---- one matrix ---- */
 
-/* Cuts columns [first_column, first_column + columns) out of `rows` rows of `stride` bytes and sends them as rows of one rank's slice. */
-static int send_rows(struct load_stream *stream, const struct checkpoint_matrix *matrix, const struct target *target,
-                     const struct layout_mlp *layout, uint32_t expert, enum kernels_matrix which, uint32_t first_row, uint32_t rows,
-                     const uint8_t *codes, uint32_t stride, uint32_t first_column, uint32_t columns, struct err *err)
+static struct outgoing *outgoing_for_rows(struct load_stream *stream)
 {
-    struct msg_prepare_data msg = {
-        .expert = expert,
-        .matrix = (uint8_t)which,
-        .first_row = first_row,
-        .rows = rows,
-        .columns = columns,
-        .scale_count = load_slice_scales(matrix, layout, which, first_row, rows, stream->scales),
-    };
     struct outgoing *out = outgoing_new();
-    uint8_t *to;
-    int r = encoded(msg_prepare_data_encode(&out->buf, target->request, &msg, stream->scales, &to), out, err);
-    if (r < 0)
-        return r;
-    if (columns == stride)
-        memcpy(to, codes, (size_t)rows * columns);
-    else
-        for (uint32_t row = 0; row < rows; row++)
-            memcpy(to + (size_t)row * columns, codes + (size_t)row * stride + first_column, columns);
-    return send_out(stream, target->rank, out, err);
+    pthread_mutex_lock(&stream->lock);
+    if (stream->spare_count)
+        out->buf = stream->spares[--stream->spare_count];
+    pthread_mutex_unlock(&stream->lock);
+    out->buf.length = 0;
+    return out;
 }
 
-static int read_rows(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first,
-                     uint32_t rows, struct err *err)
+/* What is cut out for one rank of the rows that were read. */
+struct cut {
+    const struct checkpoint_matrix *matrix;
+    const struct target *target;
+    const struct layout_mlp *layout;
+    uint32_t expert; /* as the wire has it */
+    enum kernels_matrix which;
+    uint32_t first_row, rows; /* of the slice */
+    const uint8_t *codes;     /* of the first of these rows, the matrix's first column */
+    uint32_t first_column, columns;
+};
+
+static int send_frame(struct load_stream *stream, const struct cut *cut, uint32_t row, uint32_t rows, struct err *err)
 {
-    if (atomic_load(&stream->cancelled))
-        return err_set(err, -ECANCELED, ERR_CANCELLED, "load was cancelled");
-    int r = checkpoint_read(checkpoint, matrix, first, rows, stream->chunk, err);
+    struct msg_prepare_data msg = {
+        .expert = cut->expert,
+        .matrix = (uint8_t)cut->which,
+        .first_row = cut->first_row + row,
+        .rows = rows,
+        .columns = cut->columns,
+        .scale_count = load_slice_scales(cut->matrix, cut->layout, cut->which, cut->first_row + row, rows, stream->scales),
+    };
+    struct outgoing *out = outgoing_for_rows(stream);
+    size_t stride = cut->matrix->columns;
+    const uint8_t *from = cut->codes + row * stride + cut->first_column;
+    uint8_t *to;
+    int r = encoded(msg_prepare_data_encode(&out->buf, cut->target->request, &msg, stream->scales, &to), out, err);
     if (r < 0)
         return r;
-    atomic_fetch_add(&stream->read_bytes, (uint64_t)rows * matrix->columns);
+    if (cut->columns == stride)
+        memcpy(to, from, rows * stride);
+    else
+        for (uint32_t i = 0; i < rows; i++)
+            memcpy(to + (size_t)i * cut->columns, from + i * stride, cut->columns);
+    return send_out(stream, cut->target->rank, out, err);
+}
+
+/* In frames that begin where tiles begin. */
+static int send_cut(struct load_stream *stream, const struct cut *cut, struct err *err)
+{
+    uint32_t most = STREAM_FRAME_BYTES / cut->columns / LAYOUT_TILE_ROWS * LAYOUT_TILE_ROWS;
+    uint32_t begin = (cut->which == KERNELS_DOWN ? 0 : cut->layout->begin) + cut->first_row;
+    int r = 0;
+    for (uint32_t row = 0, rows; r == 0 && row < cut->rows; row += rows) {
+        rows = load_slice_next_rows(begin, cut->rows, row, most ? most : LAYOUT_TILE_ROWS);
+        r = send_frame(stream, cut, row, rows, err);
+    }
+    return r;
+}
+
+static int find_nan(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, const uint8_t *codes, uint32_t first,
+                    uint32_t rows, struct err *err)
+{
     uint32_t row, column;
-    if (!checkpoint_find_nan(stream->chunk, rows, matrix->columns, &row, &column))
+    if (!checkpoint_find_nan(codes, rows, matrix->columns, &row, &column))
         return 0;
     err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s.weight: row %u, column %u holds the E4M3 code of NaN",
             checkpoint_shard_name(checkpoint, matrix->shard), matrix->name, first + row, column);
@@ -216,6 +254,28 @@ static int read_rows(struct load_stream *stream, struct checkpoint *checkpoint, 
     err_value_int(err, "row", first + row);
     err_value_int(err, "column", column);
     return -EINVAL;
+}
+
+/* Rows [first, first + rows) in a piece, which the caller releases. With `digest` they are posted for it. */
+static int read_piece(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first,
+                      uint32_t rows, bool digest, struct load_piece **ret_piece, struct err *err)
+{
+    if (atomic_load(&stream->cancelled))
+        return err_set(err, -ECANCELED, ERR_CANCELLED, "load was cancelled");
+    struct load_piece *piece = load_hash_piece(stream->hash);
+    int r = checkpoint_read(checkpoint, matrix, first, rows, piece->data, err);
+    if (r == 0) {
+        atomic_fetch_add(&stream->read_bytes, (uint64_t)rows * matrix->columns);
+        r = find_nan(checkpoint, matrix, piece->data, first, rows, err);
+    }
+    if (r < 0) {
+        load_hash_release(stream->hash, piece);
+        return r;
+    }
+    if (digest)
+        load_hash_post(stream->hash, piece, matrix, (size_t)rows * matrix->columns, first + rows == matrix->rows);
+    *ret_piece = piece;
+    return 0;
 }
 
 static const struct layout_mlp *layout_of(const struct target *target, int expert)
@@ -228,82 +288,107 @@ static uint32_t wire_expert(int expert)
     return expert == ARCH_EXPERT_SHARED ? MSG_EXPERT_SHARED : expert == ARCH_EXPERT_DENSE ? 0 : (uint32_t)expert;
 }
 
-/* The rows of a rank: every rank's follow on the one before, from 0 to the last row. */
-static const struct plan_slice *slice_of_rank(const struct load_stream *stream, int expert, uint32_t rank)
+/* Rows [first, first + rows) of gate or up as far as they are the target's. */
+static int send_rows(struct load_stream *stream, const struct cut *whole, uint32_t first, uint32_t rows, struct err *err)
 {
-    const struct plan_rank *share = &stream->plan.ranks[rank];
-    return expert == ARCH_EXPERT_SHARED ? &share->shared : expert == ARCH_EXPERT_DENSE ? &share->dense : &share->routed;
+    const struct layout_mlp *layout = whole->layout;
+    uint32_t begin = first > layout->begin ? first : layout->begin, end = first + rows, slice_end = layout->begin + layout->neurons;
+    end = end < slice_end ? end : slice_end;
+    if (begin >= end)
+        return 0;
+    struct cut cut = *whole;
+    cut.first_row = begin - layout->begin;
+    cut.rows = end - begin;
+    cut.codes += (size_t)(begin - first) * cut.matrix->columns;
+    cut.columns = cut.matrix->columns;
+    return send_cut(stream, &cut, err);
 }
 
-static void keep_digest(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix)
+/* gate_proj, up_proj: a rank's slice is a run of rows; down_proj: a run of columns. */
+static int send_to(struct load_stream *stream, struct cut *cut, uint32_t first, uint32_t rows, struct err *err)
 {
-    uint8_t digest[DIGEST_SIZE];
-    digest_finish(stream->digest, digest);
-    checkpoint_digest_set(checkpoint, matrix, digest);
+    if (cut->which != KERNELS_DOWN)
+        return send_rows(stream, cut, first, rows, err);
+    cut->first_row = first;
+    cut->rows = rows;
+    cut->first_column = cut->layout->begin;
+    cut->columns = cut->layout->neurons;
+    return send_cut(stream, cut, err);
 }
 
-/* gate_proj, up_proj: a rank's slice is a run of rows. Those of other ranks are read only when the matrix has no digest yet. */
-static int stream_by_rows(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
-                          enum kernels_matrix which, const struct target *targets, size_t count, struct err *err)
+/* Narrows rows [*row, *row + *rows) to what targets need of them: from the first of their rows there to the last. */
+static void narrow(const struct target *targets, size_t count, int expert, uint32_t *row, uint32_t *rows)
 {
-    uint32_t most = load_slice_rows_at_once(matrix, STREAM_CHUNK_BYTES);
-    bool digests = !checkpoint_digest_known(checkpoint, matrix);
-    size_t t = 0;
-    for (uint32_t rank = 0; rank < stream->plan.tp; rank++) {
-        const struct target *target = t < count && targets[t].rank == rank ? &targets[t++] : NULL;
-        const struct plan_slice *slice = slice_of_rank(stream, expert, rank);
-        for (uint32_t row = 0, rows; (target || digests) && row < slice->neurons; row += rows) {
-            rows = load_slice_next_rows(slice->begin, slice->neurons, row, most);
-            int r = read_rows(stream, checkpoint, matrix, slice->begin + row, rows, err);
-            if (r == 0 && digests)
-                digest_update(stream->digest, stream->chunk, (size_t)rows * matrix->columns);
-            if (r == 0 && target)
-                r = send_rows(stream, matrix, target, layout_of(target, expert), wire_expert(expert), which, row, rows, stream->chunk,
-                              matrix->columns, 0, matrix->columns, err);
-            if (r < 0)
-                return r;
-        }
+    uint32_t begin = *row + *rows, end = *row;
+    for (size_t t = 0; t < count; t++) {
+        const struct layout_mlp *layout = layout_of(&targets[t], expert);
+        uint32_t from = layout->begin > *row ? layout->begin : *row, to = layout->begin + layout->neurons;
+        to = to < *row + *rows ? to : *row + *rows;
+        if (from >= to)
+            continue;
+        begin = from < begin ? from : begin;
+        end = to > end ? to : end;
     }
-    if (digests)
-        keep_digest(stream, checkpoint, matrix);
-    return 0;
+    *rows = begin < end ? end - begin : 0;
+    *row = begin;
 }
 
-/* down_proj: a rank's slice is a run of columns; each piece is read once for all ranks. */
-static int stream_by_columns(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
-                             const struct target *targets, size_t count, struct err *err)
+/* Each piece is read once for all ranks. Rows that no target needs are read only when the matrix has no digest yet. */
+static int stream_matrix(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
+                         enum kernels_matrix which, const struct target *targets, size_t count, struct err *err)
 {
-    uint32_t most = load_slice_rows_at_once(matrix, STREAM_CHUNK_BYTES);
-    bool digests = !checkpoint_digest_known(checkpoint, matrix);
-    for (uint32_t row = 0; row < matrix->rows; row += most) {
-        uint32_t rows = matrix->rows - row < most ? matrix->rows - row : most;
-        int r = read_rows(stream, checkpoint, matrix, row, rows, err);
-        if (r == 0 && digests)
-            digest_update(stream->digest, stream->chunk, (size_t)rows * matrix->columns);
-        for (size_t t = 0; r == 0 && t < count; t++) {
-            const struct layout_mlp *layout = layout_of(&targets[t], expert);
-            r = send_rows(stream, matrix, &targets[t], layout, wire_expert(expert), KERNELS_DOWN, row, rows, stream->chunk, matrix->columns,
-                          layout->begin, layout->neurons, err);
-        }
+    bool digest = !checkpoint_digest_known(checkpoint, matrix);
+    uint32_t most = load_slice_rows_at_once(matrix, STREAM_PIECE_BYTES);
+    if (which != KERNELS_DOWN && !digest && count < stream->plan.tp) /* what is missing is to be read, not what stands beside it */
+        most = load_slice_rows_at_once(matrix, STREAM_FRAME_BYTES / 2);
+    int r = 0;
+    for (uint32_t at = 0; r == 0 && at < matrix->rows; at += most) {
+        uint32_t row = at, rows = matrix->rows - at < most ? matrix->rows - at : most;
+        struct load_piece *piece = NULL;
+        if (which != KERNELS_DOWN && !digest)
+            narrow(targets, count, expert, &row, &rows);
+        if (!rows)
+            continue;
+        r = read_piece(stream, checkpoint, matrix, row, rows, digest, &piece, err);
         if (r < 0)
             return r;
+        for (size_t t = 0; r == 0 && t < count; t++) {
+            struct cut cut = {.matrix = matrix,
+                              .target = &targets[t],
+                              .layout = layout_of(&targets[t], expert),
+                              .expert = wire_expert(expert),
+                              .which = which,
+                              .codes = piece->data};
+            r = send_to(stream, &cut, row, rows, err);
+        }
+        load_hash_release(stream->hash, piece);
     }
-    if (digests)
-        keep_digest(stream, checkpoint, matrix);
-    return 0;
+    return r;
 }
 
+static bool before(const struct checkpoint_matrix *a, const struct checkpoint_matrix *b)
+{
+    return a->shard != b->shard ? a->shard < b->shard : a->offset < b->offset;
+}
+
+/* Its matrices in the order they have in the files. */
 static int stream_expert(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, int expert,
                          const struct target *targets, size_t count, struct err *err)
 {
-    for (enum kernels_matrix which = KERNELS_GATE; which <= KERNELS_DOWN; which++) {
-        const struct checkpoint_matrix *matrix = checkpoint_find(checkpoint, layer, expert, which);
-        int r = which == KERNELS_DOWN ? stream_by_columns(stream, checkpoint, matrix, expert, targets, count, err)
-                                      : stream_by_rows(stream, checkpoint, matrix, expert, which, targets, count, err);
-        if (r < 0)
-            return r;
-    }
-    return 0;
+    enum kernels_matrix order[] = {KERNELS_GATE, KERNELS_UP, KERNELS_DOWN};
+    const struct checkpoint_matrix *found[3];
+    for (size_t i = 0; i < ARRAY_LENGTH(order); i++)
+        found[order[i]] = checkpoint_find(checkpoint, layer, expert, order[i]);
+    for (size_t i = 1; i < ARRAY_LENGTH(order); i++)
+        for (size_t at = i; at > 0 && before(found[order[at]], found[order[at - 1]]); at--) {
+            enum kernels_matrix later = order[at - 1];
+            order[at - 1] = order[at];
+            order[at] = later;
+        }
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < ARRAY_LENGTH(order); i++)
+        r = stream_matrix(stream, checkpoint, found[order[i]], expert, order[i], targets, count, err);
+    return r;
 }
 
 /* ---- one layer ---- */
@@ -364,6 +449,7 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
         r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_DENSE, targets, count, err);
     }
     uint8_t sources[DIGEST_SIZE];
+    load_hash_settle(stream->hash);
     if (r == 0 && !checkpoint_layer_sources(checkpoint, layer, sources))
         r = err_set(err, -ENOMEM, ERR_NO_MEMORY, "its weights' digest cannot be computed");
     size_t ended = 0;
@@ -383,14 +469,15 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
         widest = stream->arch.moe_intermediate;
     if (stream->arch.shared_intermediate > widest)
         widest = stream->arch.shared_intermediate;
-    size_t chunk_bytes = STREAM_CHUNK_BYTES + (size_t)widest * LAYOUT_TILE_ROWS;
-    stream->chunk = malloc(chunk_bytes);
-    /* Most scales: a chunk of narrow rows, one float per tile and segment. */
-    stream->scales = calloc(chunk_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->scales);
+    size_t piece_bytes = STREAM_PIECE_BYTES + (size_t)widest * LAYOUT_TILE_ROWS;
+    /* Most scales: a piece of narrow rows, one float per tile and segment. */
+    stream->scales = calloc(piece_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->scales);
     _cleanup_(freep) struct target *targets = calloc(stream->plan.tp, sizeof *targets);
-    stream->digest = digest_new();
-    if (!stream->chunk || !stream->scales || !targets || !stream->digest)
-        return err_no_memory(err, "load buffer", chunk_bytes);
+    if (!stream->scales || !targets)
+        return err_no_memory(err, "load buffer", piece_bytes);
+    int began = load_hash_new(checkpoint, piece_bytes, &stream->hash, err);
+    if (began < 0)
+        return began;
     for (size_t i = 0; i < stream->missing_count;) {
         uint32_t layer = stream->missing[i].layer;
         size_t count = 0;
@@ -406,6 +493,7 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
 int load_stream_run(struct load_stream *stream, struct checkpoint *checkpoint, struct err *err)
 {
     int r = stream_all(stream, checkpoint, err);
+    load_hash_free(STEAL(stream->hash)); /* it writes into the checkpoint */
     wait_for_parcels(stream);
     return r;
 }

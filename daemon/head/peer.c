@@ -1,6 +1,7 @@
 #include "daemon/head/peer.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,12 +11,14 @@
 
 #include "daemon/head/local.h"
 #include "daemon/head/remote.h"
+#include "proto/base/bytes.h"
 #include "proto/base/clock.h"
 #include "proto/wire/msg_prepare.h"
 #include "proto/wire/transport_socket.h"
 #include "proto/wire/transport_tcp.h"
 
 #define PEER_LINGER (500 * CLOCK_NS_PER_MS) /* between a closed link and SIGKILL */
+#define FLUSH_ROWS (512u * 1024)            /* bytes of rows written before others have the thread */
 #define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
 
 struct queue {
@@ -56,6 +59,7 @@ struct peer {
     struct queue step, bulk;
     struct outgoing *now; /* being written; from one of the queues */
     size_t now_sent;
+    uint64_t unpacked; /* bytes of rows sent that the duck has not told of */
     struct msg_hello_duck hello;
     uint64_t closed_ns;           /* when the link broke while the child was still there; 0: not */
     char broken[ERR_MESSAGE_MAX]; /* why the link broke, if it was not a plain end of stream */
@@ -160,6 +164,7 @@ static void close_link(struct peer *peer)
     frame_reader_release(&peer->reader);
     outgoing_unref(peer->now);
     peer->now = NULL;
+    peer->unpacked = 0;
     drop_queue(&peer->step);
     drop_queue(&peer->bulk);
     peer->phase = PEER_IDLE;
@@ -279,14 +284,36 @@ static void write_failed(struct peer *peer, int number)
     loop_io_want(peer->link_io, true, false);
 }
 
-/* Writes until all is out or the socket is full. */
+static bool is_rows(const struct outgoing *out)
+{
+    struct bytes_reader r = bytes_reader_init(out->buf.data + 4, 2);
+    return bytes_read_u16(&r) == WIRE_PREPARE_DATA;
+}
+
+/* The next bulk frame, if the duck has packed enough of those before it. */
+static struct outgoing *next_bulk(struct peer *peer)
+{
+    if (!peer->bulk.count)
+        return NULL;
+    const struct outgoing *next = peer->bulk.items[peer->bulk.first];
+    if (!(peer->hello.features & WIRE_FEATURE_TAKEN) || !is_rows(next))
+        return queue_pop(&peer->bulk);
+    uint64_t bytes = next->buf.length;
+    if (peer->unpacked && peer->unpacked + bytes > WIRE_PREPARE_WINDOW)
+        return NULL;
+    peer->unpacked += bytes;
+    return queue_pop(&peer->bulk);
+}
+
+/* Writes until all is out or the socket is full, or rows have had their turn: steps of other ducks wait for this thread. */
 static void flush(struct peer *peer)
 {
-    while (!peer->deaf) {
+    size_t rows = 0;
+    while (!peer->deaf && rows < FLUSH_ROWS) {
         if (!peer->now) {
             peer->now = queue_pop(&peer->step);
             if (!peer->now)
-                peer->now = queue_pop(&peer->bulk);
+                peer->now = next_bulk(peer);
             peer->now_sent = 0;
             if (!peer->now)
                 break;
@@ -301,12 +328,14 @@ static void flush(struct peer *peer)
             return;
         }
         peer->now_sent += (size_t)n;
+        rows += is_rows(peer->now) ? (size_t)n : 0;
         if (peer->now_sent < buf->length)
             continue;
         struct outgoing *done = STEAL(peer->now);
         outgoing_unref(done);
     }
-    loop_io_want(peer->link_io, true, peer->now != NULL);
+    bool more = peer->now || peer->step.count || (rows >= FLUSH_ROWS && peer->bulk.count);
+    loop_io_want(peer->link_io, true, more);
 }
 
 void peer_send(struct peer *peer, struct outgoing *out, bool bulk)
@@ -372,12 +401,29 @@ static int take_slots(struct peer *peer, const struct frame *frame, struct err *
     return 0;
 }
 
+static int take_taken(struct peer *peer, const struct frame *frame, struct err *err)
+{
+    uint64_t bytes;
+    int r = msg_prepare_taken_decode(frame, &bytes, err);
+    if (r < 0)
+        return r;
+    if (bytes > peer->unpacked)
+        return err_set(err, -EPROTO, ERR_INTERNAL, "it took %" PRIu64 " bytes of rows, %" PRIu64 " were sent", bytes, peer->unpacked);
+    peer->unpacked -= bytes;
+    flush(peer);
+    return 0;
+}
+
 static int take_frame(struct peer *peer, const struct frame *frame, struct err *err)
 {
     switch (peer->phase) {
     case PEER_HELLO: return take_hello(peer, frame, err);
     case PEER_SLOTS: return take_slots(peer, frame, err);
-    case PEER_UP: peer->callbacks.frame(peer->callbacks.user, peer->duck, frame); return 0;
+    case PEER_UP:
+        if (frame->type == WIRE_PREPARE_TAKEN)
+            return take_taken(peer, frame, err);
+        peer->callbacks.frame(peer->callbacks.user, peer->duck, frame);
+        return 0;
     case PEER_IDLE: return 0;
     }
     return 0;
@@ -417,7 +463,7 @@ static void say_hello(struct peer *peer)
     struct msg_hello hello = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS,
+        .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS | WIRE_FEATURE_TAKEN,
         .software = "fp9d " FP9_VERSION,
     };
     gethostname(hello.host, sizeof hello.host - 1);
@@ -439,8 +485,7 @@ static int open_link(struct peer *peer, int fd, struct err *err)
 static int start_child(struct peer *peer, struct err *err)
 {
     int link;
-    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, peer->shared_cores, &peer->pid, &peer->pidfd,
-                        &link, err);
+    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, peer->shared_cores, &peer->pid, &peer->pidfd, &link, err);
     if (r == 0)
         r = open_link(peer, link, err);
     return r < 0 ? r : loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);

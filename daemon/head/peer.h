@@ -2,7 +2,8 @@
  * a remote one is a service somewhere that is connected to over TCP.
  *
  * Outgoing frames wait in two queues; a bulk frame (prepare) is only begun when no step frame waits, so that loading never delays
- * a step by more than one bulk frame. Loop thread only. */
+ * a step by more than one bulk frame. At most WIRE_PREPARE_WINDOW bytes of rows are under way that the duck has not packed: so it reads
+ * its link at once, whatever comes, and a step never waits behind rows there. Loop thread only. */
 #ifndef FP9_HEAD_PEER_H
 #define FP9_HEAD_PEER_H
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,6 +111,12 @@ void worker_submit(struct worker *worker, loop_fn run, loop_fn done, void *task)
     worker->last = &item->next;
     pthread_cond_signal(&worker->more);
     pthread_mutex_unlock(&worker->lock);
+}
+
+void worker_background(void)
+{
+    const struct sched_param none = {0};
+    (void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
 }
 
 bool worker_idle(const struct worker *worker)

@@ -13,6 +13,8 @@ CLEANUP_DEFINE(struct worker *, worker_free);
 
 /* run(task) on the worker's thread, tasks in order; then done(task) on the loop's. Loop thread only. */
 void worker_submit(struct worker *worker, loop_fn run, loop_fn done, void *task);
+/* The calling thread only gets CPU time that nobody else wants, from here on: for bulk work, which steps must not feel. */
+void worker_background(void);
 /* Every task's `done` has been called. Loop thread only. */
 bool worker_idle(const struct worker *worker);
 

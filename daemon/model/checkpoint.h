@@ -87,7 +87,7 @@ void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest
  * checkpoint_digest_layers. Records carry them from one opening to the next: one a shard, trusted while the shard is the same file
  * (device, inode, size, mtime, ctime, header), else kept only to tell what has changed.
  *
- * Threads: one thread sets digests; others may ask for them meanwhile. */
+ * Threads: a matrix's digest is set by one thread at a time; others may ask for it meanwhile. */
 
 #define CHECKPOINT_SCALES_DIGEST 8 /* bytes at the front of a layer's sources digest */
 #define CHECKPOINT_RECORD_MAX (16u * 1024 * 1024)

@@ -88,6 +88,15 @@ static int prepare_data(const struct frame *frame, char *text, size_t size, stru
     return r;
 }
 
+static int taken(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    uint64_t bytes;
+    int r = msg_prepare_taken_decode(frame, &bytes, err);
+    if (r == 0)
+        snprintf(text, size, "taken %" PRIu64 " bytes", bytes);
+    return r;
+}
+
 static int stamp(const struct frame *frame, char *text, size_t size, struct err *err)
 {
     uint64_t value;
@@ -273,6 +282,7 @@ static int describe(const struct frame *frame, char *text, size_t size, struct e
     case WIRE_SLOT_DONE: return slot_done(frame, text, size, err);
     case WIRE_DROP: return drop(frame, text, size, err);
     case WIRE_DROPPED: return dropped(frame, text, size, err);
+    case WIRE_PREPARE_TAKEN: return taken(frame, text, size, err);
     case WIRE_PREPARE_SOURCES: return sources(frame, text, size, err);
     case WIRE_STAMP: return stamp(frame, text, size, err);
     case WIRE_REVOKE: return revoke_one(frame, text, size, err);

@@ -159,6 +159,26 @@ int msg_prepare_sources_decode(const struct frame *frame, uint8_t ret_sources[DI
     return code;
 }
 
+int msg_prepare_taken_encode(struct buf *buf, uint64_t request, uint64_t bytes)
+{
+    struct codec_writer w;
+    int r = codec_begin(&w, buf, WIRE_PREPARE_TAKEN, request, 8);
+    if (r < 0)
+        return r;
+    bytes_write_u64(&w.payload, bytes);
+    return codec_end(&w);
+}
+
+int msg_prepare_taken_decode(const struct frame *frame, uint64_t *ret_bytes, struct err *err)
+{
+    struct codec_reader r = codec_reader_init(frame, WIRE_PREPARE_TAKEN, err);
+    uint64_t bytes = codec_read_u64(&r);
+    int code = codec_reader_end(&r);
+    if (code == 0)
+        *ret_bytes = bytes;
+    return code;
+}
+
 static void slot_write(struct bytes_writer *w, const struct msg_slot *slot)
 {
     bytes_write_copy(w, slot->model_key, DIGEST_SIZE);

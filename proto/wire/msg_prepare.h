@@ -1,5 +1,5 @@
-/* PREPARE_BEGIN, PREPARE_DATA, PREPARE_SOURCES, PREPARE_END, PREPARE_ABORT, SLOT_DONE, DROP, DROPPED, SLOTS_GET, SLOTS. What is done to
- * finished slots is in msg_cache.h. */
+/* PREPARE_BEGIN, PREPARE_DATA, PREPARE_TAKEN, PREPARE_SOURCES, PREPARE_END, PREPARE_ABORT, SLOT_DONE, DROP, DROPPED, SLOTS_GET, SLOTS.
+ * What is done to finished slots is in msg_cache.h. */
 #ifndef FP9_WIRE_MSG_PREPARE_H
 #define FP9_WIRE_MSG_PREPARE_H
 
@@ -76,6 +76,9 @@ int msg_empty_encode(struct buf *buf, enum wire_type type, uint64_t request);
 int msg_empty_decode(const struct frame *frame, struct err *err); /* refuses left-over bytes */
 int msg_prepare_sources_encode(struct buf *buf, uint64_t request, const uint8_t sources[DIGEST_SIZE]);
 int msg_prepare_sources_decode(const struct frame *frame, uint8_t ret_sources[DIGEST_SIZE], struct err *err);
+/* bytes: of PREPARE_DATA frames, headers counted, that take no room any more since the last PREPARE_TAKEN. */
+int msg_prepare_taken_encode(struct buf *buf, uint64_t request, uint64_t bytes);
+int msg_prepare_taken_decode(const struct frame *frame, uint64_t *ret_bytes, struct err *err);
 int msg_slot_done_encode(struct buf *buf, uint64_t request, const struct msg_slot *msg);
 int msg_slot_done_decode(const struct frame *frame, struct msg_slot *ret_msg, struct err *err);
 int msg_drop_encode(struct buf *buf, uint64_t request, const struct msg_drop *msg);

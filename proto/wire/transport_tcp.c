@@ -13,6 +13,7 @@
 #define IDLE_S 4      /* then probes, GONE_MS in all */
 #define PROBE_S 2
 #define PROBES 3
+#define UNSENT_MAX (128 * 1024) /* bytes in the kernel that are not on the wire yet: a step waits behind them */
 
 int transport_tcp_split(const char *address, char ret_host[TRANSPORT_TCP_HOST_MAX], char ret_port[TRANSPORT_TCP_PORT_MAX], struct err *err)
 {
@@ -44,9 +45,10 @@ static int set(int fd, int level, int option, int value)
 
 int transport_tcp_new(int fd, struct transport **ret_transport, struct err *err)
 {
-    if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) < 0 || set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, GONE_MS) < 0 ||
-        set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) < 0 || set(fd, IPPROTO_TCP, TCP_KEEPIDLE, IDLE_S) < 0 ||
-        set(fd, IPPROTO_TCP, TCP_KEEPINTVL, PROBE_S) < 0 || set(fd, IPPROTO_TCP, TCP_KEEPCNT, PROBES) < 0)
+    if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) < 0 || set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_MAX) < 0 ||
+        set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, GONE_MS) < 0 || set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) < 0 ||
+        set(fd, IPPROTO_TCP, TCP_KEEPIDLE, IDLE_S) < 0 || set(fd, IPPROTO_TCP, TCP_KEEPINTVL, PROBE_S) < 0 ||
+        set(fd, IPPROTO_TCP, TCP_KEEPCNT, PROBES) < 0)
         return err_errno(err, "descriptor %d is no TCP socket", fd);
     return transport_socket_new(fd, ret_transport, err);
 }

@@ -13,6 +13,8 @@
  *
  *   PREPARE_BEGIN  (request r)     ->                       one slot: geometry of one layer on this rank
  *   PREPARE_DATA   (request r)     ->  ...                  rows of one matrix of one expert, any order
+ *                                  <-      PREPARE_TAKEN (r)  so many bytes of PREPARE_DATA are converted or thrown away: fp9d keeps a
+ *                                          window of what is not, so that a duck can read on and steps never wait behind weights
  *   PREPARE_SOURCES (request r)    ->                       the digest of what the rows came from, any time before END
  *   PREPARE_END    (request r)     ->
  *                                  <-      SLOT_DONE (r)    finish flag is set, checksum
@@ -53,13 +55,14 @@
 
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
-#define WIRE_VERSION_MINOR 3 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_BUFFER */
+#define WIRE_VERSION_MINOR 4 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_TAKEN, _BUFFER */
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
 #define WIRE_FEATURE_BATCH (UINT64_C(1) << 0) /* the duck takes STEPs with `batch` set */
 #define WIRE_FEATURE_CACHE (UINT64_C(1) << 1) /* the duck takes PREPARE_SOURCES, REKEY and VERIFY; fp9d refuses one that does not */
 #define WIRE_FEATURE_COUNTS (UINT64_C(1) << 2) /* fp9d takes STEP_DONEs with `counted` set */
+#define WIRE_FEATURE_TAKEN (UINT64_C(1) << 3) /* fp9d takes PREPARE_TAKEN, the duck sends it */
 #define WIRE_FEATURE_BUFFER (UINT64_C(1) << 4) /* STAMP, REVOKE, REVOKED, ROOM */
 
 enum wire_type {
@@ -81,6 +84,7 @@ enum wire_type {
     WIRE_REKEY = 24,
     WIRE_VERIFY = 25,
     WIRE_VERIFIED = 26,
+    WIRE_PREPARE_TAKEN = 27,
     WIRE_STAMP = 28,
     WIRE_REVOKE = 29,
     WIRE_REVOKED = 30,
@@ -96,6 +100,8 @@ enum wire_type {
 /* Limits on what a peer may ask for. */
 #define WIRE_SMALL_PAYLOAD_MAX (64u * 1024)         /* every type not named below */
 #define WIRE_PREPARE_PAYLOAD_MAX (8u * 1024 * 1024) /* PREPARE_DATA */
+/* Frames of PREPARE_DATA, headers counted, that fp9d sends ahead of PREPARE_TAKEN. */
+#define WIRE_PREPARE_WINDOW (8u * 1024 * 1024)
 #define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024)  /* STEP, STEP_DONE */
 #define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)   /* SLOTS */
 #define WIRE_SLOTS_MAX 16384

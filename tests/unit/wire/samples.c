@@ -99,10 +99,11 @@ static int one(struct buf *buf, int i)
     case 20: return msg_rekey_encode(buf, request, &rekey);
     case 21: return msg_verify_encode(buf, request, &verify);
     case 22: return msg_verified_encode(buf, request, &verified);
-    case 23: return msg_stamp_encode(buf, request, 1234567);
-    case 24: return msg_revoke_encode(buf, request, &revoked[0]);
-    case 25: return msg_revoked_encode(buf, request, 1 << 20, revoked, 2);
-    case 26: return msg_room_encode(buf, request, ranges, 3);
+    case 23: return msg_prepare_taken_encode(buf, request, 1 << 20);
+    case 24: return msg_stamp_encode(buf, request, 1234567);
+    case 25: return msg_revoke_encode(buf, request, &revoked[0]);
+    case 26: return msg_revoked_encode(buf, request, 1 << 20, revoked, 2);
+    case 27: return msg_room_encode(buf, request, ranges, 3);
     default:
         r = msg_step_done_encode(buf, request, &done, &a);
         if (r == 0)
@@ -187,6 +188,7 @@ int samples_decode(const struct frame *frame, struct err *err)
         return r;
     case WIRE_SLOT_DONE: return msg_slot_done_decode(frame, &any.slot, err);
     case WIRE_PREPARE_SOURCES: return msg_prepare_sources_decode(frame, any.sources, err);
+    case WIRE_PREPARE_TAKEN: return msg_prepare_taken_decode(frame, &any.number, err);
     case WIRE_REKEY: return msg_rekey_decode(frame, &any.rekey, err);
     case WIRE_VERIFY: return msg_verify_decode(frame, &any.verify, err);
     case WIRE_STAMP: return msg_stamp_decode(frame, &any.number, err);

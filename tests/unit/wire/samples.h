@@ -8,7 +8,7 @@
 #include "proto/wire/msg_prepare.h"
 #include "proto/wire/msg_step.h"
 
-#define SAMPLES 28
+#define SAMPLES 29
 
 /* Appends them all; offsets[i] is where frame i begins, offsets[SAMPLES] the end. Aborts when an encoder fails. */
 void samples_make(struct buf *buf, size_t offsets[SAMPLES + 1]);

@@ -1,0 +1,154 @@
+"""How fast weights load: a cold load beside its parts measured alone, warm loads, a load beside a running decode.
+
+    /usr/bin/python3 tests/tools/bench_load.py --build build [--config CONFIG.json] [--layers N] [--ducks N]
+
+Writes a synthetic checkpoint (4 GB of expert weights and more by default) into a temporary folder and removes it. `./run bench` runs it.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "integration"))
+sys.dont_write_bytecode = True
+
+from support.daemon import Daemon, program  # noqa: E402
+
+# The shapes of Qwen3-30B-A3B.
+CONFIG = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "norm_topk_prob": True, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "hidden_act": "silu", "vocab_size": 151936, "torch_dtype": "bfloat16",
+}
+WARM_LAYERS = 48
+
+
+def make(build, folder, name, **options):
+    config, out = os.path.join(folder, "config.json"), os.path.join(folder, name)
+    with open(config, "w", encoding="utf-8") as file:
+        json.dump(CONFIG, file)
+    words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    subprocess.run([program(build, "fp9-mkckpt"), "--like", config, "--out", out, *words], check=True, stdin=subprocess.DEVNULL,
+                   stdout=subprocess.DEVNULL)
+    return out
+
+
+def size_of(folder):
+    return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".safetensors"))
+
+
+def peak_memory(pid):
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+
+
+def load(daemon, path, name, tp, *more):
+    """Seconds and the job's result."""
+    begin = time.monotonic()
+    done = daemon.ok("load", path, "--name", name, "--tp", tp, "--multiple-of", 64, *more)
+    return time.monotonic() - begin, done
+
+
+def cpu_seconds(pids):
+    def of(pid):
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(of, pids))
+
+
+def cold(build, path, daemon, tp):
+    parts = json.loads(subprocess.run([program(build, "fp9-loadparts"), path, str(tp), "64"], check=True, stdout=subprocess.PIPE,
+                                      stdin=subprocess.DEVNULL).stdout)
+    size = size_of(path)
+    for name in ("read", "digest", "digest_all", "convert_one", "convert"):
+        print(f"  {name:14} alone {parts[name] / 1e9:6.2f} GB/s")
+    pids = [pid for pid, _ in daemon.group_members(daemon.process.pid)]
+    before = cpu_seconds(pids)
+    seconds, _ = load(daemon, path, "big", tp)
+    rate, slowest = size / seconds, min(parts["read"], parts["digest"], parts["convert"])
+    print(f"  cold load      {rate / 1e9:6.2f} GB/s: {size / 1e9:.2f} GB in {seconds:.2f} s, {rate / slowest:.0%} of the slowest part; "
+          f"{(cpu_seconds(pids) - before) / seconds:.2f} CPUs busy of {parts['threads']}; fp9d's memory at most "
+          f"{peak_memory(daemon.process.pid) / 1e6:.0f} MB", flush=True)
+
+
+def warm(daemon, path, name, tp, rounds=5):
+    load(daemon, path, name, tp)
+    times = []
+    for _ in range(rounds):
+        daemon.ok("unload", name)
+        seconds, done = load(daemon, path, name, tp)
+        assert done["cache"] == "hit" and done["bytes_sent"] == 0 and done["bytes_read"] == 0, done
+        times.append(seconds)
+    daemon.ok("unload", name, "--drop-cache")
+    print(f"  warm load      {sorted(times)[len(times) // 2] * 1e3:6.1f} ms (best {min(times) * 1e3:.1f}), {WARM_LAYERS} MoE layers, "
+          f"{size_of(path) / 1e6:.0f} MB: hit, no byte read or sent", flush=True)
+
+
+def decode(daemon, label, name, tokens):
+    told = daemon.ok("bench", name, "--tokens", tokens)
+    wait = told["judge_wait_us"]
+    print(f"  decode {label:15} judge_wait p50 {wait['p50']:7.1f} us, p99 {wait['p99']:7.1f} us, {told['tokens_per_second']:.1f} tok/s",
+          flush=True)
+    return wait["p99"]
+
+
+def beside(daemon, path, small, tp):
+    """The p99 of a decode alone and while the large checkpoint is prepared anew, again and again."""
+    load(daemon, small, "decode", tp)
+    alone = min(decode(daemon, "alone", "decode", 300) for _ in range(2))
+    stop = threading.Event()
+    loads = []
+
+    def keep_loading():
+        while not stop.is_set():
+            loads.append(load(daemon, path, "big", tp, "--force")[0])
+    thread = threading.Thread(target=keep_loading)
+    thread.start()
+    time.sleep(0.3)
+    busy = decode(daemon, "beside a load", "decode", 300)
+    during = len(loads)
+    stop.set()
+    thread.join()
+    print(f"  p99 beside a load: {busy / alone - 1:+.0%}; loads ended meanwhile: {during}, the last one in {loads[-1]:.1f} s", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="measure cold and warm loads")
+    parser.add_argument("--build", default="build", help="meson build directory")
+    parser.add_argument("--layers", type=int, default=8, help="MoE layers of the cold load, 0.6 GB each")
+    parser.add_argument("--ducks", type=int, default=4, help="local ducks, each one a rank")
+    parser.add_argument("--folder", help="where the checkpoints go (default: a temporary folder)")
+    parser.add_argument("--checkpoint", help="a checkpoint that is there already, for the cold load")
+    parser.add_argument("--only", choices=("cold", "warm", "beside"))
+    args = parser.parse_args()
+    build = os.path.abspath(args.build)
+    with tempfile.TemporaryDirectory(prefix="fp9-load-", dir=args.folder) as folder:
+        path = args.checkpoint or make(build, folder, "big", layers=args.layers)
+        memory = size_of(path) * 9 // 8 // args.ducks + (512 << 20)
+        daemon = Daemon(build, folder, ducks=args.ducks, memory=f"{memory >> 20}M", conf=os.environ.get("FP9_BENCH_CONF", ""))
+        try:
+            daemon.start()
+            if args.only in (None, "cold"):
+                cold(build, path, daemon, args.ducks)
+            if args.only in (None, "beside"):
+                beside(daemon, path, make(build, folder, "small", layers=4, experts=16), args.ducks)
+            if args.only in (None, "warm"):
+                for name, experts in (("warm", 2), ("twice", 4)):
+                    warm(daemon, make(build, folder, name, layers=WARM_LAYERS, experts=experts), name, args.ducks)
+        except AssertionError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 1
+        finally:
+            daemon.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
