@@ -1,4 +1,5 @@
-/* Keys that are dead: in the header, so that a duck that was away, or a fp9d that has lost its database, hears of them from those who know. */
+/* Keys that are dead: in the header, so that a duck that was away, or a fp9d that has lost its database, hears of them from those who
+ * know. */
 #include <string.h>
 
 #include "daemon/duck/wbuf_format.h"

@@ -127,7 +127,8 @@ static int check_pieces(const struct core *core, const struct core_model *model,
         err_set(err, -ENOSPC, ERR_NO_MEMORY,
                 "duck %s: layer %u of rank %u needs %llu bytes in one piece; its weight buffer has %llu free, but in %zu pieces of at most "
                 "%llu: %s",
-                duck->name, layer, rank, (unsigned long long)needs, (unsigned long long)total, count, (unsigned long long)largest, droppable);
+                duck->name, layer, rank, (unsigned long long)needs, (unsigned long long)total, count, (unsigned long long)largest,
+                droppable);
         err_value_str(err, "droppable", droppable);
         err_value_str(err, "duck", duck->name);
         err_value_int(err, "needs", (long long)needs);

@@ -62,7 +62,7 @@ def forget_everything(daemon):
 
 @pytest.mark.parametrize("first", ["absent", "witness"])
 def test_lost_database_and_absent_duck(fleet, first):
-    """A duck was away when its key was revoked, and fp9d's database is lost: a duck that was there remembers for it, whoever is back first."""
+    """A duck was away when its key was revoked, and fp9d's database is lost: a duck that was there remembers, whoever is back first."""
     daemon, (absent, witness) = fleet(2)
     key = load(daemon, MODEL)["model_key"]
     assert len(held(daemon, key)) == 8
