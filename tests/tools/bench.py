@@ -22,7 +22,7 @@ from support.rpc import Rpc, Session  # noqa: E402
 
 LENGTHS = (*range(2, 17), 32, 64, 129)
 LENGTH_TOKENS = 48  # at least, of each measurement
-LENGTH_ROUNDS = 3
+LENGTH_ROUNDS = 5
 
 
 def show(label, told):
@@ -141,7 +141,8 @@ def main():
             return 1
         finally:
             daemon.stop()
-    return 0
+    print("\nloads", flush=True)
+    return subprocess.run([sys.executable, os.path.join(HERE, "bench_load.py"), "--build", build], check=False).returncode
 
 
 if __name__ == "__main__":
