@@ -104,11 +104,14 @@ def test_what_was_prepared_again_later_stays(fleet):
     found = load(daemon, MODEL, tp=1)
     assert (found["cache"], found["bytes_sent"]) == ("hit", 0)
     assert held(daemon, key) == [(one.name, layer) for layer in range(4)]
-    # and over another end of the duck, which reads its own list again
+    # and over another link, which has told it what the witness remembers, and its own end, after which it reads its own list again
+    one.proxy.cut(True)
+    daemon.wait_for("the other link", lambda: daemon.log().count(f"{one.name}: up") >= 2 and states(daemon)[one.name] == "up", 30)
     one.kill()
     one.start()
     back(daemon, one)
     assert load(daemon, MODEL, tp=1)["bytes_sent"] == 0
+    assert "attached: 4 finished slots, 0 unfinished ones dropped" in one.log() and "revoked" not in one.log(), one.log()
 
 
 def test_one_ducks_revocation_is_its_own(fleet):
