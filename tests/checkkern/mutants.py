@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Runs checkkern with sound kernels and with each fault of mutant.c and mutant_phases.c: it must pass once and find every fault. Argument: the program."""
+"""Runs checkkern with sound kernels and with each fault of mutant.c and mutant_phases.c: it must
+pass once and find every fault. Argument: the program."""
 import os
 import subprocess
 import sys

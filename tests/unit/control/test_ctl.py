@@ -202,7 +202,8 @@ def test_steps(fake, tmp_path, kind, tokens, dtype):
         keys = {"tokens", "seconds", "job_time_us", "judge_wait_us", "duck_max_us", "judge_gap_us", "judge_ratio", "mode", "mode_name"}
         assert set(said) == keys | ({"gflops", "weight_stream_gb_per_s", "tiles", "avg_tile_batch"} if kind == "prefill" else set())
         assert said["tokens"] == tokens
-        names = {"a.": {False: (4, "MoE forward SMP"), True: (6, "MoE prefill")}, "b.": {False: (0, "dense forward"), True: (5, "dense prefill")}}
+        names = {"a.": {False: (4, "MoE forward SMP"), True: (6, "MoE prefill")},
+                 "b.": {False: (0, "dense forward"), True: (5, "dense prefill")}}
         assert (said["mode"], said["mode_name"]) == (names[prefix][kind == "prefill" and tokens > 4] if tokens else (None, None))
         if tokens and kind == "decode":
             assert said["judge_wait_us"] == 30
