@@ -13,6 +13,8 @@
 #include "proto/base/size.h"
 
 #define WBUF_LOCK_POLL_MS 5
+/* A thread of low priority that is long in the kernel is not preempted there before the next tick. */
+#define WBUF_PAGES_AT_ONCE (UINT64_C(256) * 1024)
 #define WBUF_LOCK_WAIT_MS 5000 /* a killed process with many pages takes its time */
 
 struct aux {
@@ -433,7 +435,12 @@ struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t i)
 
 int wbuf_take_pages(const struct wbuf_pages *pages, struct err *err)
 {
-    return take_pages(pages->fd, pages->offset, pages->bytes, err);
+    int r = 0;
+    for (uint64_t at = 0, bytes; r == 0 && at < pages->bytes; at += bytes) {
+        bytes = pages->bytes - at < WBUF_PAGES_AT_ONCE ? pages->bytes - at : WBUF_PAGES_AT_ONCE;
+        r = take_pages(pages->fd, pages->offset + at, bytes, err);
+    }
+    return r;
 }
 
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)

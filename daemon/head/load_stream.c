@@ -10,7 +10,8 @@
 #include "daemon/head/load_slice.h"
 #include "proto/base/size.h"
 
-#define STREAM_PIECE_BYTES (4u * 1024 * 1024) /* of codes, read at once */
+#define STREAM_PIECE_BYTES (4u * 1024 * 1024) /* of codes, read one after another */
+#define STREAM_READ_BYTES (256u * 1024)       /* of them by one call: steps may have to wait while the kernel copies them */
 #define STREAM_FRAME_BYTES (512u * 1024)      /* of codes, at most in one frame: what a step may have to wait for */
 #define STREAM_ON_THE_WAY (64u * 1024 * 1024) /* framed and not yet written to links: how far ducks may be apart */
 #define STREAM_SPARES 64                      /* frames whose memory is used again */
@@ -263,7 +264,11 @@ static int read_piece(struct load_stream *stream, struct checkpoint *checkpoint,
     if (atomic_load(&stream->cancelled))
         return err_set(err, -ECANCELED, ERR_CANCELLED, "load was cancelled");
     struct load_piece *piece = load_hash_piece(stream->hash);
-    int r = checkpoint_read(checkpoint, matrix, first, rows, piece->data, err);
+    uint32_t most = load_slice_rows_at_once(matrix, STREAM_READ_BYTES);
+    int r = 0;
+    for (uint32_t at = 0; r == 0 && at < rows; at += most)
+        r = checkpoint_read(checkpoint, matrix, first + at, rows - at < most ? rows - at : most, piece->data + (size_t)at * matrix->columns,
+                            err);
     if (r == 0) {
         atomic_fetch_add(&stream->read_bytes, (uint64_t)rows * matrix->columns);
         r = find_nan(checkpoint, matrix, piece->data, first, rows, err);

@@ -18,7 +18,7 @@
 #include "proto/wire/transport_tcp.h"
 
 #define PEER_LINGER (500 * CLOCK_NS_PER_MS) /* between a closed link and SIGKILL */
-#define FLUSH_ROWS (512u * 1024)            /* bytes of rows written before others have the thread */
+#define FLUSH_ROWS (128u * 1024)            /* bytes of rows written before others have the thread */
 #define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
 
 struct queue {
