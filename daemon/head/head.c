@@ -197,6 +197,14 @@ static void on_stop_signal(void *user)
     head_stop(user);
 }
 
+/* The usual request to read the configuration again, which must not cost a fleet its sessions. */
+static void on_reload_signal(void *user)
+{
+    (void)user;
+    log_warning("main", "SIGHUP: reading the configuration again is not in this version; it is read at the next start, and "
+                        "registered models come back with it");
+}
+
 /* ---- construction ---- */
 
 static int new_peer(struct head *head, uint32_t index, const char *name, bool spare, struct err *err)
@@ -361,6 +369,8 @@ static int build(struct head *head, struct err *err)
         r = loop_on_signal(head->loop, SIGTERM, on_stop_signal, head, err);
     if (r == 0)
         r = loop_on_signal(head->loop, SIGINT, on_stop_signal, head, err);
+    if (r == 0)
+        r = loop_on_signal(head->loop, SIGHUP, on_reload_signal, head, err);
     return r;
 }
 

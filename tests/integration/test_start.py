@@ -1,5 +1,6 @@
 """What fp9d refuses at start: exit status, and a message that names the cause."""
 import os
+import signal
 import socket
 import subprocess
 
@@ -125,6 +126,17 @@ def test_state_is_no_database(make_daemon):
     assert files[0] in daemon.log()
     daemon.stop()
     assert any(name != files[0] and name.startswith(files[0]) for name in os.listdir(daemon.state)), os.listdir(daemon.state)
+
+
+def test_hangup_is_no_end(make_daemon):
+    """A reload is not in this version: fp9d says so and serves on, its ducks and its connections untouched."""
+    daemon = make_daemon(ducks=1)
+    pids = daemon.duck_pids()
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_for("a word about SIGHUP", lambda: "SIGHUP: reading the configuration again is not in this version" in daemon.log())
+    assert daemon.ok("status")["state"] == "ready"
+    assert daemon.duck_pids() == pids
+    daemon.stop()
 
 
 @pytest.mark.parametrize("args", [["--no-such-option"], ["--local-ducks"], ["--local-ducks", "many"], ["stray"]], ids=" ".join)
