@@ -27,6 +27,9 @@ int main(int argc, char **argv)
     };
     if (!good)
         return wrong_usage(&ctl, &args, message);
+    if (args.later)
+        return (int)ctl_fail_with(&ctl, "BAD_REQUEST", "%s%s%s is in fp9's interface, this version does not have it", args.later->command,
+                                  args.later->option ? " " : "", args.later->option ? args.later->option : "");
     enum ctl_exit status = CTL_DONE;
     if (args.help && args.command)
         help_command(stdout, args.command);

@@ -45,16 +45,42 @@ static const struct tree_option *find_anywhere(const char *name, size_t length)
     return option;
 }
 
+static bool same(const char *name, const char *text, size_t length)
+{
+    return strlen(name) == length && strncmp(name, text, length) == 0;
+}
+
+/* An option of any command, or with a command of that one only. */
+static const struct tree_later *find_later_option(const char *command, const char *name, size_t length)
+{
+    for (size_t i = 0; i < tree_later_count; i++)
+        if (tree_later[i].option && same(tree_later[i].option, name, length) && (!command || strcmp(tree_later[i].command, command) == 0))
+            return &tree_later[i];
+    return NULL;
+}
+
+/* Do these words begin with this command's one or two? */
+static bool is_command(const struct given *given, const char *name)
+{
+    size_t first = strcspn(name, " ");
+    return given->word_count > 0 && same(given->words[0], name, first) &&
+           (!name[first] || (given->word_count > 1 && strcmp(given->words[1], name + first + 1) == 0));
+}
+
+static const struct tree_later *find_later_command(const struct given *given)
+{
+    for (size_t i = 0; i < tree_later_count; i++)
+        if (!tree_later[i].option && is_command(given, tree_later[i].command))
+            return &tree_later[i];
+    return NULL;
+}
+
 static const struct tree_command *find_command(const struct given *given, size_t *ret_words)
 {
     for (size_t i = 0; i < tree_command_count; i++) {
-        const char *name = tree_commands[i].name, *space = strchr(name, ' ');
-        size_t first = space ? (size_t)(space - name) : strlen(name);
-        if (given->word_count == 0 || strlen(given->words[0]) != first || strncmp(given->words[0], name, first) != 0)
+        if (!is_command(given, tree_commands[i].name))
             continue;
-        if (space && (given->word_count < 2 || strcmp(given->words[1], space + 1) != 0))
-            continue;
-        *ret_words = space ? 2 : 1;
+        *ret_words = strchr(tree_commands[i].name, ' ') ? 2 : 1;
         return &tree_commands[i];
     }
     return NULL;
@@ -101,23 +127,23 @@ static bool sort_words(int argc, char **argv, struct given *given, struct parse_
         if (strcmp(text, "-h") == 0)
             text = "--help", length = strlen(text);
         const struct tree_option *option = find_anywhere(text, length);
-        if (!option)
+        if (!option && !find_later_option(NULL, text, length))
             return wrong(message, "no option %.*s", (int)length, text);
-        if (option->type == TREE_FLAG && equals)
+        if (option && option->type == TREE_FLAG && equals)
             return wrong(message, "%s takes no value", option->name);
         const char *value = "";
-        if (option->type != TREE_FLAG) {
+        if (option && option->type != TREE_FLAG) {
             if (!equals && i + 1 == argc)
                 return wrong(message, "%s needs a value: %s", option->name, option->value);
             value = equals ? equals + 1 : argv[++i];
         }
-        if (strcmp(option->name, "--json") == 0)
+        if (same("--json", text, length))
             args->json = true;
-        else if (strcmp(option->name, "--help") == 0)
+        else if (same("--help", text, length))
             args->help = true;
-        else if (strcmp(option->name, "--version") == 0)
+        else if (same("--version", text, length))
             args->version = true;
-        else if (strcmp(option->name, "--socket") == 0)
+        else if (same("--socket", text, length))
             args->socket = value;
         else if (given->option_count == sizeof given->options / sizeof given->options[0])
             return wrong(message, "too many options");
@@ -138,6 +164,11 @@ static bool take_options(const struct given *given, struct parse_args *args, cha
         const char *name = given->options[i].name;
         size_t length = given->options[i].length;
         const struct tree_option *option = find_option(command->options, command->option_count, name, length);
+        const struct tree_later *later = option ? NULL : find_later_option(command->name, name, length);
+        if (later) {
+            args->later = later;
+            continue;
+        }
         if (!option)
             return wrong(message, "%s has no option %.*s", command->name, (int)length, name);
         if (!check_value(option, given->options[i].inline_value, message))
@@ -185,6 +216,9 @@ bool parse_line(int argc, char **argv, struct parse_args *ret_args, char ret_mes
     }
     size_t used = 0;
     ret_args->command = find_command(&given, &used);
+    ret_args->later = ret_args->command ? NULL : find_later_command(&given);
+    if (ret_args->later)
+        return true;
     if (!ret_args->command)
         return wrong(ret_message, "no command \"%s%s%s\"", given.words[0], given.word_count > 1 ? " " : "",
                      given.word_count > 1 ? given.words[1] : "");

@@ -14,6 +14,7 @@ struct parse_args {
     const char *options[TREE_OPTIONS_MAX]; /* by the command's table: NULL when absent, "" for a flag; the last one given counts */
     const char *socket;
     bool json, help, version;
+    const struct tree_later *later; /* asked for, and not in this version; args and options are not complete then */
 };
 
 /* False: wrong usage; ret_message says why, and ret_args has what was read so far. */

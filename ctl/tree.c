@@ -137,3 +137,10 @@ const struct tree_command tree_commands[] = {
     {"completion", {{"SHELL", TREE_TEXT}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
 };
 const size_t tree_command_count = COUNT(tree_commands);
+
+const struct tree_later tree_later[] = {
+    {"bench", "--json-path"}, {"bench", "--ring"},  {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"},
+    {"duck add", "--spare"},  {"duck drain", NULL}, {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},
+    {"metrics", NULL},        {"top", NULL},        {"trace", NULL},
+};
+const size_t tree_later_count = COUNT(tree_later);

@@ -48,6 +48,14 @@ struct tree_command {
     const char *doc;
 };
 
+/* What the interface has and this version does not: asked for, it is refused by this name, which is another answer than a typing error's. */
+struct tree_later {
+    const char *command;
+    const char *option; /* NULL: the command itself */
+};
+
+extern const struct tree_later tree_later[];
+extern const size_t tree_later_count;
 extern const struct tree_command tree_commands[];
 extern const size_t tree_command_count;
 extern const struct tree_option tree_globals[];

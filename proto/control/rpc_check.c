@@ -163,6 +163,11 @@ static int check_tensor(const struct schema_param *param, const json_t *value, s
 
 static int check_unknown(const struct schema_method *method, const char *key, const json_t *value, struct err *err)
 {
+    if (schema_is_later(method->name, key)) {
+        err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s is in fp9's interface, this version does not have it", key);
+        err_value_str(err, "field", key);
+        return -EINVAL;
+    }
     char known[512] = "";
     for (size_t i = 0; i < method->param_count; i++) {
         size_t used = strlen(known);

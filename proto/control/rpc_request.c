@@ -36,6 +36,11 @@ static int find_method(const json_t *object, const struct schema_method **ret_me
     if (!json_is_string(name))
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "method is %s", name ? "no string" : "missing");
     const struct schema_method *method = schema_find(json_string_value(name));
+    if (!method && schema_is_later(json_string_value(name), NULL)) {
+        err_set(err, -ENOSYS, ERR_BAD_REQUEST, "method %s is in fp9's interface, this version does not have it", json_string_value(name));
+        err_value_str(err, "method", json_string_value(name));
+        return -ENOSYS;
+    }
     if (!method) {
         char known[512] = "";
         for (size_t i = 0; i < schema_method_count; i++) {

@@ -154,6 +154,12 @@ const struct schema_method schema_methods[] = {
 
 const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
 
+const struct schema_later schema_later[] = {
+    {"decode", "deadline_ms"}, {"duck.add", NULL},    {"duck.drain", NULL},       {"duck.remove", NULL},    {"events.subscribe", NULL},
+    {"metrics", NULL},         {"model.load", "mtp"}, {"prefill", "deadline_ms"}, {"session.open", "ring"},
+};
+const size_t schema_later_count = ARRAY_LENGTH(schema_later);
+
 static int compare_name(const void *name, const void *method)
 {
     return strcmp(name, ((const struct schema_method *)method)->name);
@@ -170,4 +176,14 @@ const struct schema_param *schema_find_param(const struct schema_method *method,
         if (strcmp(method->params[i].name, name) == 0)
             return &method->params[i];
     return NULL;
+}
+
+bool schema_is_later(const char *method, const char *param)
+{
+    for (size_t i = 0; i < schema_later_count; i++) {
+        const struct schema_later *later = &schema_later[i];
+        if (strcmp(later->method, method) == 0 && (param ? later->param && strcmp(later->param, param) == 0 : !later->param))
+            return true;
+    }
+    return false;
 }

@@ -30,10 +30,19 @@ struct schema_method {
     const char *doc;    /* one line */
 };
 
+/* What the interface has and this version does not: asked for, it is refused by this name, which is another answer than a typing error's. */
+struct schema_later {
+    const char *method;
+    const char *param; /* NULL: the method itself */
+};
+
+extern const struct schema_later schema_later[];
+extern const size_t schema_later_count;
 extern const struct schema_method schema_methods[]; /* sorted by name, each method's params too */
 extern const size_t schema_method_count;
 
 const struct schema_method *schema_find(const char *name);                                          /* NULL: unknown */
 const struct schema_param *schema_find_param(const struct schema_method *method, const char *name); /* NULL: unknown */
+bool schema_is_later(const char *method, const char *param);
 
 #endif

@@ -408,3 +408,17 @@ def test_unload(served, reference, tmp_path):
     served.refused("decode", "again", "--layer", 0, "--input", reference.path, "--prefix", reference.prefix(0), "--output", tmp_path / "o",
                    name="NO_SUCH", words=["again"])
     served.refused("unload", "again", name="NO_SUCH", words=["again"])
+
+
+@pytest.mark.parametrize("method", ["metrics", "events.subscribe", "duck.add", "duck.remove", "duck.drain"])
+def test_methods_of_later(rpc, method):
+    refused(rpc, method, "BAD_REQUEST", [method, "is in fp9's interface, this version does not have it"])
+
+
+@pytest.mark.parametrize("method,params", [
+    ("session.open", {"model": "shakespeare", "max_tokens": 1, "ring": True}), ("model.load", {"path": "/", "mtp": True}),
+    ("decode", {"session": 1, "layer": 0, "tokens": 1, "x": {"offset": 0}, "deadline_ms": 5}),
+    ("prefill", {"session": 1, "layer": 0, "tokens": 1, "x": {"offset": 0}, "deadline_ms": 5})], ids=lambda v: v if isinstance(v, str) else "")
+def test_params_of_later(rpc, method, params):
+    name = list(params)[-1]
+    refused(rpc, method, "BAD_REQUEST", [f"{name} is in fp9's interface, this version does not have it"], **params)

@@ -68,11 +68,11 @@ def ctl(daemon, *args, status=0, **more):
 WRONG = [[], ["nonsense"], ["model"], ["duck", "lose"], ["status", "more"], ["status", "--nonsense"], ["status", "--tp", "1"], ["load"],
          ["load", "a", "b"], ["load", ""], ["load", "a", "--tp"], ["load", "a", "--tp", "0"], ["load", "a", "--tp", "1025"],
          ["load", "a", "--tp", "1.5"], ["load", "a", "--tp", "-1"], ["load", "a", "--tp", "4294967297"], ["load", "a", "--force=1"],
-         ["load", "a", "--name="], ["load", "a", "--mtp"], ["plan", "a", "--memory", "1X"], ["plan", "a", "--memory", "9999999999T"],
-         ["job", "wait"], ["job", "wait", "x"], ["job", "wait", "0"], ["invalidate-cache"], ["duck", "add", "a"], ["decode", "m"],
+         ["load", "a", "--name="], ["load", "a", "--mtpp"], ["plan", "a", "--memory", "1X"], ["plan", "a", "--memory", "9999999999T"],
+         ["job", "wait"], ["job", "wait", "x"], ["job", "wait", "0"], ["invalidate-cache"], ["duck", "ad", "a"], ["decode", "m"],
          ["decode", "m", "--layer", "1", "--input", "i"], ["decode", "m", "--layer", "-1", "--input", "i", "--output", "o"],
          ["decode", "m", "--layer", "1", "--input", "i", "--output", "o", "--partials", "f16"], ["bench"], ["bench", "m", "--tokens", "0"],
-         ["bench", "m", "--ring"], ["--socket"], ["--json"]]
+         ["bench", "m", "--rings"], ["--socket"], ["--json"]]
 
 
 @pytest.mark.parametrize("args", WRONG, ids=" ".join)
@@ -275,3 +275,23 @@ def test_full_disk(fake):
     with open("/dev/full", "w") as full:
         done = subprocess.run([FP9CTL, "--socket", daemon.path, "status"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and "standard output" in done.stderr
+
+
+@pytest.mark.parametrize("line,name", [
+    ("metrics", "metrics"), ("events", "events"), ("top", "top"), ("doctor", "doctor"), ("trace m", "trace"), ("metrics --help", "metrics"),
+    ("duck add n host:1 --key-file f --spare", "duck add"), ("duck remove d", "duck remove"), ("duck drain d", "duck drain"),
+    ("bench m --ring", "bench --ring"), ("bench --json-path m", "bench --json-path"), ("load d --mtp --tp 2", "load --mtp")])
+def test_what_is_missing_says_so(line, name):
+    """Not a typing error (2) and no daemon needed: the interface has it, this version does not."""
+    done = run("--json", *line.split())
+    words = f"{name} is in fp9's interface, this version does not have it"
+    assert done.returncode == 1, done
+    assert words in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert (error["name"], error["message"]) == ("BAD_REQUEST", words)
+
+
+@pytest.mark.parametrize("line", ["metric", "duck ad", "load d --ring", "unload m --mtp", "status --spare", "duck"])
+def test_near_misses_stay_wrong_usage(line):
+    done = run(*line.split())
+    assert done.returncode == 2 and "this version" not in done.stderr, done

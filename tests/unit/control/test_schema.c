@@ -46,6 +46,28 @@ static void params_are_whole(void **state)
     }
 }
 
+/* An entry of the later table that has come true must leave it. */
+static void later_is_not_now(void **state)
+{
+    (void)state;
+    assert_true(schema_later_count > 0);
+    for (size_t i = 0; i < schema_later_count; i++) {
+        const struct schema_later *later = &schema_later[i];
+        const struct schema_method *method = schema_find(later->method);
+        assert_true(schema_is_later(later->method, later->param));
+        if (later->param) {
+            assert_non_null(method);
+            assert_null(schema_find_param(method, later->param));
+        } else {
+            assert_null(method);
+        }
+    }
+    assert_false(schema_is_later("decode", NULL));
+    assert_false(schema_is_later("decode", "layer"));
+    assert_false(schema_is_later("metrics", "deadline_ms"));
+    assert_false(schema_is_later("", NULL));
+}
+
 static void only_administration_is_admin(void **state)
 {
     (void)state;
@@ -96,6 +118,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sorted_and_found),
         cmocka_unit_test(params_are_whole),
+        cmocka_unit_test(later_is_not_now),
         cmocka_unit_test(only_administration_is_admin),
         cmocka_unit_test(man_page_has_every_method),
     };
