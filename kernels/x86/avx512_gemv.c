@@ -6,7 +6,7 @@
 
 /* Every line of a matrix is prefetched twice: far ahead into L2, one line at a time among the arithmetic, and near into L1, a whole group
  * in a burst before it. A matrix and its scales are one stream, so that this reaches into the next panels where there are few columns;
- * panels side by side take turns by groups, not by lines. Cold, as a fraction of a pure read, one thread of Sapphire Rapids, at
+ * panels side by side take turns by groups, not by lines. Cold, as a fraction of a pure read, one thread of Emerald Rapids, at
  * 2048x7168, 7168x64 and 768x2048: no prefetch 0.70, 0.53; both by the line, +8 KiB and +2 KiB, panels in turns by lines 0.89, 0.86,
  * 0.88, by groups 0.92, 0.85, 0.91; both in bursts 0.94, 0.90, 0.92; far in a burst, near by the line 0.88, 0.81, 0.88; far by the line,
  * near in a burst of +2 KiB 0.96, 0.92, 0.95, +4 KiB 0.96, 0.96, 0.95, +1.1 KiB 0.94, 0.90, 0.93; far +12 KiB 0.96, 0.92, 0.93; one panel
