@@ -1,4 +1,4 @@
-"""The examples of libfp9 and of the Python module run, and all say the same; the module runs where it is installed."""
+"""The examples of libfp9 and of the Python module run, and all say the same; module, library and fp9ctl run where they are installed."""
 import os
 import re
 import subprocess
@@ -74,3 +74,26 @@ def test_installed_module(daemon, build, tmp_path):
     text = "import sys; sys.modules['numpy'] = None; import fp9; print(fp9.__file__, fp9.connect().status()['state'])"
     status, said, error = run(daemon, "/usr/bin/python3", "-c", text, PYTHONPATH=folder)
     assert (status, said) == (0, f"{folder}/fp9/__init__.py ready\n"), error
+
+
+def linker_folders():
+    """Where the dynamic linker looks, by Debian's own word: "/usr/lib/x86_64-linux-gnu: (from ...)", then the libraries."""
+    said = subprocess.run(["/sbin/ldconfig", "-v", "-N", "-X"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, timeout=60 * SLOW).stdout
+    return {os.path.realpath(folder) for folder in re.findall(r"^(/[^:]*):", said, re.M)}
+
+
+def test_installed_library(daemon, build, tmp_path):
+    """libfp9 lies where the dynamic linker looks (which meson knows by dpkg-dev), fp9.pc beside it, and the fp9ctl beside them uses it."""
+    subprocess.run(["meson", "install", "-C", build, "--no-rebuild", "--tags", "runtime,devel", "--destdir", str(tmp_path)], check=True,
+                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=60 * SLOW)
+    (folder,) = [folder for folder, names, files in os.walk(tmp_path) if "libfp9.so.0" in files]
+    libdir = "/" + os.path.relpath(folder, tmp_path)
+    assert os.path.realpath(libdir) in linker_folders(), f"{libdir}: configure again where dpkg-dev is installed"
+    assert os.path.exists(os.path.join(folder, "pkgconfig", "fp9.pc"))
+    (ctl,) = [os.path.join(at, "fp9ctl") for at, _, files in os.walk(tmp_path) if "fp9ctl" in files]
+    status, said, error = run(daemon, ctl, "--version", LD_LIBRARY_PATH=folder)
+    assert status == 0 and said.startswith("fp9ctl "), (status, said, error)
+    traced = run(daemon, ctl, "--version", LD_LIBRARY_PATH=folder, LD_TRACE_LOADED_OBJECTS="1")[1]
+    assert f"libfp9.so.0 => {folder}/libfp9.so.0" in traced, traced
+    assert run(daemon, ctl, "--version", LD_LIBRARY_PATH="")[0] == 127  # no rpath of the build is left in it
