@@ -429,13 +429,15 @@ static int begin_target(struct load_stream *stream, uint32_t layer, struct targe
     return r < 0 ? r : send_out(stream, target->rank, out, err);
 }
 
+/* Both frames in one: a cancel must not come between them. -ECANCELED: they are handed over all the same. */
 static int end_target(struct load_stream *stream, const struct target *target, const uint8_t sources[DIGEST_SIZE], struct err *err)
 {
     struct outgoing *out = outgoing_new();
-    int r = encoded(msg_prepare_sources_encode(&out->buf, target->request, sources), out, err);
+    int r = msg_prepare_sources_encode(&out->buf, target->request, sources);
     if (r == 0)
-        r = send_out(stream, target->rank, out, err);
-    return r < 0 ? r : send_empty(stream, WIRE_PREPARE_END, target, err);
+        r = msg_empty_encode(&out->buf, WIRE_PREPARE_END, target->request);
+    r = encoded(r, out, err);
+    return r < 0 ? r : send_out(stream, target->rank, out, err);
 }
 
 static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct target *targets, size_t count,
@@ -458,8 +460,11 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
     if (r == 0 && !checkpoint_layer_sources(checkpoint, layer, sources))
         r = err_set(err, -ENOMEM, ERR_NO_MEMORY, "its weights' digest cannot be computed");
     size_t ended = 0;
-    for (; r == 0 && ended < count; ended++)
+    while (r == 0 && ended < count) {
         r = end_target(stream, &targets[ended], sources, err);
+        if (r == 0 || r == -ECANCELED)
+            ended++;
+    }
     for (size_t t = ended; r < 0 && t < begun; t++)
         send_empty(stream, WIRE_PREPARE_ABORT, &targets[t], NULL);
     return r;
