@@ -48,7 +48,7 @@ struct tree_command {
     const char *doc;
 };
 
-/* What the interface has and this version does not: asked for, it is refused by this name, which is another answer than a typing error's. */
+/* What the interface has and this version does not: it is refused by this name, which is another answer than a typing error's. */
 struct tree_later {
     const char *command;
     const char *option; /* NULL: the command itself */

@@ -102,7 +102,7 @@ uint64_t wbuf_changes(const struct wbuf *wbuf);
 
 /* ---- revoked keys (wbuf_revoked.c) ----
  *
- * Kept in the header, WBUF_REVOKED_MAX of them, the one of the least stamp giving way. A slot whose stamp is less than its key's is dead. */
+ * Kept in the header, WBUF_REVOKED_MAX of them, the one of the least stamp giving way. A slot of a lesser stamp than its key's is dead. */
 struct msg_revoked;
 /* What slots that are begun or put under another key from now on carry; never goes back. */
 void wbuf_set_stamp(struct wbuf *wbuf, uint64_t stamp);

@@ -30,7 +30,7 @@ struct schema_method {
     const char *doc;    /* one line */
 };
 
-/* What the interface has and this version does not: asked for, it is refused by this name, which is another answer than a typing error's. */
+/* What the interface has and this version does not: it is refused by this name, which is another answer than a typing error's. */
 struct schema_later {
     const char *method;
     const char *param; /* NULL: the method itself */

@@ -418,7 +418,8 @@ def test_methods_of_later(rpc, method):
 @pytest.mark.parametrize("method,params", [
     ("session.open", {"model": "shakespeare", "max_tokens": 1, "ring": True}), ("model.load", {"path": "/", "mtp": True}),
     ("decode", {"session": 1, "layer": 0, "tokens": 1, "x": {"offset": 0}, "deadline_ms": 5}),
-    ("prefill", {"session": 1, "layer": 0, "tokens": 1, "x": {"offset": 0}, "deadline_ms": 5})], ids=lambda v: v if isinstance(v, str) else "")
+    ("prefill", {"session": 1, "layer": 0, "tokens": 1, "x": {"offset": 0}, "deadline_ms": 5})],
+    ids=lambda value: value if isinstance(value, str) else "")
 def test_params_of_later(rpc, method, params):
     name = list(params)[-1]
     refused(rpc, method, "BAD_REQUEST", [f"{name} is in fp9's interface, this version does not have it"], **params)
