@@ -171,8 +171,12 @@ static void judge(struct cache_check *check, struct item *item, const struct msg
     char reason[256], part[48] = "no part of it alone";
     struct head *head = check->head;
     switch (found->verdict) {
-    case MSG_VERDICT_GOOD:
-    case MSG_VERDICT_ABSENT: return; /* dropped meanwhile by somebody who wanted that */
+    case MSG_VERDICT_GOOD: return;
+    case MSG_VERDICT_ABSENT:
+        if (!core_slot_gone(head->core, clock_now_ns(), item->duck, item->key, item->layer, "cache verify"))
+            return; /* dropped meanwhile by somebody who wanted that */
+        snprintf(reason, sizeof reason, "%s", CORE_SLOT_GONE);
+        break;
     case MSG_VERDICT_DIFFERS: snprintf(reason, sizeof reason, "not what the checkpoint gives now (load --force prepares it anew)"); break;
     case MSG_VERDICT_BAD:
         if (found->expert >= 0)
@@ -202,7 +206,8 @@ int cache_check_frame(struct head *head, uint32_t duck, const struct frame *fram
         return 0;
     if (theirs.code)
         add_bad(check, item, NULL, theirs.message);
-    judge(check, item, &found);
+    else
+        judge(check, item, &found);
     item_over(check, item);
     finish_if_done(check);
     return 0;

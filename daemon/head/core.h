@@ -389,6 +389,10 @@ void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct
 void core_slot_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t job, const struct err *err);
 /* A finished slot turned out not to hold what was finished: its duck has given it up. */
 void core_slot_bad(struct core *core, uint64_t now, uint32_t duck, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *why);
+/* A duck says that it has no such finished slot, or none of the key. False when that is no news: it was dropped, or is being written. */
+#define CORE_SLOT_GONE "the duck has lost the slot"
+bool core_slot_gone(struct core *core, uint64_t now, uint32_t duck, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *seen_by);
+void core_slots_gone(struct core *core, uint64_t now, uint32_t duck, const uint8_t key[DIGEST_SIZE], const char *seen_by);
 /* The key of a model by name, or of slots by the first CORE_KEY_PREFIX_MIN or more hex digits. NO_SUCH for none, BAD_REQUEST for several. */
 int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err);
 int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);

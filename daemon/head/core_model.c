@@ -143,13 +143,14 @@ void core_model_reconcile(struct core *core, uint64_t now, uint32_t index)
         model->state = CORE_MODEL_RECOVERING;
 }
 
-void core_slot_bad(struct core *core, uint64_t now, uint32_t index, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *why)
+static void give_up_slot(struct core *core, uint64_t now, uint32_t index, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *why,
+                         const char *seen_by)
 {
     struct core_duck *duck = &core->ducks[index];
     char time[CORE_TIME_MAX];
     core_duck_forget_slot(duck, key, layer);
     duck->mirror_dirty = true;
-    core_lost(core, key, index, layer, "duck %s, layer %u: %s (cache verify at %s)", duck->name, layer, why,
+    core_lost(core, key, index, layer, "duck %s, layer %u: %s (%s at %s)", duck->name, layer, why, seen_by,
               core_time_text(core, now, time));
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
         struct core_model *model = &core->models[i];
@@ -161,4 +162,35 @@ void core_slot_bad(struct core *core, uint64_t now, uint32_t index, const uint8_
         err_value_str(&model->error, "duck", duck->name);
         err_value_int(&model->error, "layer", layer);
     }
+}
+
+void core_slot_bad(struct core *core, uint64_t now, uint32_t index, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *why)
+{
+    give_up_slot(core, now, index, key, layer, why, "cache verify");
+}
+
+/* A load that writes slots of this key in their place has taken the old ones away itself. */
+static bool key_loads(const struct core *core, const uint8_t key[DIGEST_SIZE])
+{
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
+        if (core->models[i].used && core->models[i].job && memcmp(core->models[i].key, key, DIGEST_SIZE) == 0)
+            return true;
+    return false;
+}
+
+bool core_slot_gone(struct core *core, uint64_t now, uint32_t index, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *seen_by)
+{
+    const struct msg_slot *slot = core_duck_slot(&core->ducks[index], key, layer);
+    if (!slot || slot->state != MSG_SLOT_FINISHED || key_loads(core, key))
+        return false;
+    give_up_slot(core, now, index, key, layer, CORE_SLOT_GONE, seen_by);
+    return true;
+}
+
+void core_slots_gone(struct core *core, uint64_t now, uint32_t index, const uint8_t key[DIGEST_SIZE], const char *seen_by)
+{
+    const struct core_duck *duck = &core->ducks[index];
+    for (size_t i = duck->slot_count; i-- > 0;) /* backwards: the last one takes the place of one that goes */
+        if (memcmp(duck->slots[i].model_key, key, DIGEST_SIZE) == 0)
+            core_slot_gone(core, now, index, key, duck->slots[i].layer, seen_by);
 }

@@ -147,11 +147,12 @@ static void session_fail(struct core *core, struct core_session *session, const 
 
 void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, const struct err *err)
 {
-    (void)now;
     struct core_session *session = core_session_find(core, id);
     uint32_t rank = session ? core_session_rank(session, duck) : CORE_NONE;
     if (rank == CORE_NONE)
         return;
+    if (err->name == ERR_CACHE_STALE)
+        core_slots_gone(core, now, duck, session->key, "session.open");
     session->ranks[rank] = CORE_RANK_CLOSED;
     struct err named = *err;
     err_prefix(&named, "duck %s", core->ducks[duck].name);

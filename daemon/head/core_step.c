@@ -141,10 +141,11 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
 
 void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct err *err)
 {
-    (void)now;
     struct core_session *session = core_session_find(core, id);
     if (answering_rank(session, duck, step_id) == CORE_NONE)
         return;
+    if (err->name == ERR_CACHE_STALE)
+        core_slot_gone(core, now, duck, session->key, session->step.layer, session->step.prefill ? "prefill" : "decode");
     session->step.running = false;
     err_copy(&session->step.err, err);
     err_prefix(&session->step.err, "duck %s", core->ducks[duck].name);

@@ -271,6 +271,54 @@ static void test_bad_slot(void **state)
     sim_stop(&sim);
 }
 
+static void forget(struct sim_duck *duck, uint32_t layer)
+{
+    for (size_t s = 0; s < duck->slot_count; s++)
+        if (duck->slots[s].layer == layer)
+            duck->slots[s] = duck->slots[--duck->slot_count];
+}
+
+/* A duck whose header has lost a slot under a loaded model: whoever asks for it first, a step, a session or a verify. */
+static void test_slot_gone(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 4, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    struct core_model *tiny = model(&sim, "tiny");
+    uint32_t duck = tiny->duck_of_rank[1];
+    const struct core_session_request open = {.model = "tiny", .max_tokens = 4};
+    uint64_t session;
+    assert_int_equal(core_session_open(sim.core, sim.now, &open, &session, NULL), 0);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(core_step_submit(sim.core, sim.now, session, 2, 1, 2, false, NULL), 0);
+    forget(&sim.ducks[duck], 2);
+    struct err stale = {0};
+    err_set(&stale, -ESTALE, ERR_CACHE_STALE, "layer 2 has no finished slot here");
+    core_step_failed(sim.core, sim.now, duck, session, core_session_find(sim.core, session)->step.id, &stale);
+    assert_int_equal(tiny->state, CORE_MODEL_DEGRADED);
+    assert_string_equal(core_state_text(sim.core), "degraded");
+    const struct core_job *job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 1);
+    reason_is(&sim, "partial", "layer 2: the duck has lost the slot (decode at 1970-");
+    assert_int_equal(tiny->state, CORE_MODEL_READY);
+
+    sim.ducks[duck].slot_count = 0;
+    core_session_failed(sim.core, sim.now, duck, session, &stale);
+    assert_int_equal(tiny->state, CORE_MODEL_DEGRADED);
+    job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 4);
+    assert_int_equal(tiny->state, CORE_MODEL_READY);
+
+    forget(&sim.ducks[duck], 3);
+    assert_true(core_slot_gone(sim.core, sim.now, duck, tiny->key, 3, "cache verify"));
+    assert_false(core_slot_gone(sim.core, sim.now, duck, tiny->key, 3, "cache verify"));
+    job = sim_load(&sim, "tiny", 3, 64);
+    assert_int_equal(job->missing_count, 1);
+    reason_is(&sim, "partial", "layer 3: the duck has lost the slot (cache verify at 1970-");
+    sim_stop(&sim);
+}
+
 /* Keys of slots that no model uses any more can be named by their first digits. */
 static void test_drop_by_key(void **state)
 {
@@ -301,7 +349,7 @@ int main(void)
         cmocka_unit_test(test_touched),          cmocka_unit_test(test_changed_layer),   cmocka_unit_test(test_other_names_keep_theirs),
         cmocka_unit_test(test_force_replaces),   cmocka_unit_test(test_cut_and_resumed), cmocka_unit_test(test_reboot_and_replacement),
         cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),  cmocka_unit_test(test_absent_duck),
-        cmocka_unit_test(test_bad_slot),         cmocka_unit_test(test_drop_by_key),
+        cmocka_unit_test(test_bad_slot),         cmocka_unit_test(test_slot_gone),       cmocka_unit_test(test_drop_by_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
