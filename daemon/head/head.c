@@ -36,7 +36,7 @@
 static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t count)
 {
     struct head *head = user;
-    log_info("duck", "%s: up: %s, isa %s, %u cores, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
+    log_info("duck", "%s: up: %s, isa %s, cores %u, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
              hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, hello->boot_id);
     core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
     const struct core_duck *known = &head->core->ducks[duck];
@@ -410,7 +410,7 @@ int head_run(const struct conf *conf, struct err *err)
     }
     if (r == 0) {
         act_run(&head);
-        log_info("main", "fp9d %s serves %s, %u local ducks, %u remote ones, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks,
+        log_info("main", "fp9d %s serves %s, ducks: %u local, %u remote, kernels %s", FP9_VERSION, conf->socket, conf->local_ducks,
                  conf->duck_count, kernels_variant_name());
         sd_notify(0, "READY=1\nSTATUS=Serving");
         r = loop_run(head.loop, err);

@@ -12,7 +12,8 @@ struct planning {
     json_t *id; /* owned */
     char path[CORE_PATH_MAX];
     struct plan_request request;
-    uint32_t fleet; /* ducks that can take a rank; 0: unknown or none */
+    uint32_t ducks; /* planned for: those asked for, else the fleet's; 0: none */
+    uint32_t fleet; /* ducks that can take a rank today */
     struct arch *arch;
     struct plan *plan;
     struct err err;
@@ -49,16 +50,17 @@ static const char *obstacle(const struct arch *arch, const struct plan *plan, ui
     if (!arch->quantized)
         return "config.json has no quantization_config: this is the plan of its 128x128-block FP8 conversion; the checkpoint as it is "
                "cannot be loaded";
-    if (fleet && plan->tp > fleet)
-        return "this fleet has fewer ducks than the plan has ranks";
+    if (plan->tp > fleet)
+        return "today's fleet has fewer ducks than the plan has ranks";
     return NULL;
 }
 
-static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t fleet)
+/* `ducks` are those planned for, `fleet` those that are there. */
+static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t ducks, uint32_t fleet)
 {
     json_t *json = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o}", "family", arch_family_name(arch), "tp", (json_int_t)plan->tp, "multiple_of",
                              (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal",
-                             legal_json(plan, fleet), "ranks", ranks_json(plan));
+                             legal_json(plan, ducks), "ranks", ranks_json(plan));
     json_object_set_new(json, "bytes_total", json_integer((json_int_t)plan->bytes_total));
     json_object_set_new(json, "padding", json_integer((json_int_t)plan->padding_bytes));
     json_object_set_new(json, "bytes_per_param", rpc_real(plan->bytes_per_param));
@@ -92,7 +94,8 @@ static void planning_done(void *user)
     struct planning *planning = user;
     struct control *control = planning->head->control;
     if (planning->plan)
-        control_reply(control, planning->client, planning->id, plan_json(planning->arch, planning->plan, planning->fleet), -1);
+        control_reply(control, planning->client, planning->id, plan_json(planning->arch, planning->plan, planning->ducks, planning->fleet),
+                      -1);
     else
         control_reply_error(control, planning->client, planning->id, &planning->err);
     arch_free(planning->arch);
@@ -134,7 +137,7 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
     if (r < 0)
         return r;
     uint64_t memory;
-    uint32_t fleet = request.ducks ? request.ducks : fleet_of(call->head->core, &memory);
+    uint32_t fleet = fleet_of(call->head->core, &memory), ducks = request.ducks ? request.ducks : fleet;
     /* A tp that is asked for may go beyond today's fleet: plan is how one finds out what to buy. The answer says so. */
     if (!request.tp && !request.ducks) {
         request.ducks = fleet;
@@ -143,8 +146,12 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
     struct planning *planning = calloc(1, sizeof *planning);
     if (!planning)
         return err_no_memory(err, "plan", sizeof *planning);
-    *planning = (struct planning){
-        .head = call->head, .client = call->client, .id = json_incref((json_t *)call->id), .request = request, .fleet = fleet};
+    *planning = (struct planning){.head = call->head,
+                                  .client = call->client,
+                                  .id = json_incref((json_t *)call->id),
+                                  .request = request,
+                                  .ducks = ducks,
+                                  .fleet = fleet};
     memcpy(planning->path, path, strlen(path) + 1);
     worker_submit(call->head->disk, planning_run, planning_done, planning);
     return RPC_LATER;

@@ -179,6 +179,8 @@ static void explain(const struct search *search, struct plan *plan)
     char ducks[48];
     if (request->ducks)
         snprintf(ducks, sizeof ducks, "%u duck%s", request->ducks, request->ducks == 1 ? "" : "s");
+    else if (request->tp)
+        snprintf(ducks, sizeof ducks, "a duck for each rank");
     else
         snprintf(ducks, sizeof ducks, "an unknown number of ducks (up to %d)", PLAN_TP_AUTO_MAX);
     snprintf(plan->explanation, sizeof plan->explanation,

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from support.model import ROOT
+from support.model import MODEL, ROOT
 
 CONFIGS = os.path.join(ROOT, "tests", "data", "configs")
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -79,3 +79,14 @@ def test_bf16_has_a_plan_and_no_load(daemon, config):
     assert [rank["neurons"] for rank in plan["ranks"]] == [640] * 4 + [512] * 7
     assert plan["loadable"] is False and "quantization_config" in plan["note"]
     daemon.refused("load", folder, name="UNSUPPORTED_MODEL", words=["quantization_config"])
+
+
+def test_plan_beyond_the_fleet(daemon):
+    """A plan for more ducks than there are is made, and says that today's fleet cannot load it."""
+    fleet = len(daemon.ok("duck", "list")["ducks"])
+    for option in ("--ducks", "--tp"):
+        plan = daemon.ok("plan", MODEL, option, fleet + 1, "--multiple-of", 16)
+        assert plan["tp"] <= fleet or (plan["loadable"] is False and "today's fleet" in plan["note"]), plan
+    assert plan["tp"] == fleet + 1
+    plan = daemon.ok("plan", MODEL, "--tp", fleet + 1)
+    assert "unknown number" not in plan["explanation"] and "a duck for each rank" in plan["explanation"]
