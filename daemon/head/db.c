@@ -52,6 +52,11 @@ static int take_lock(struct db *db, const char *dir, struct err *err)
 {
     char path[PATH_MAX];
     struct stat info;
+    if (stat(dir, &info) < 0 && errno == ENOENT)
+        return err_set(err, -ENOENT, ERR_BAD_REQUEST,
+                       "state directory %s: No such file or directory; make it, name another one with --state-dir, or start fp9d by its "
+                       "unit, whose StateDirectory= makes it",
+                       dir);
     if (stat(dir, &info) < 0)
         return err_errno(err, "state directory %s", dir);
     if (!S_ISDIR(info.st_mode))

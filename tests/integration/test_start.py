@@ -128,6 +128,11 @@ def test_state_is_no_database(make_daemon):
     assert any(name != files[0] and name.startswith(files[0]) for name in os.listdir(daemon.state)), os.listdir(daemon.state)
 
 
+def test_state_dir_missing_says_what_to_do(make_daemon, tmp_path):
+    status, said = attempt(make_daemon(start=False), "--state-dir", str(tmp_path / "none"))
+    assert status == 1 and str(tmp_path / "none") in said and "--state-dir" in said and "StateDirectory" in said, said
+
+
 def test_hangup_is_no_end(make_daemon):
     """A reload is not in this version: fp9d says so and serves on, its ducks and its connections untouched."""
     daemon = make_daemon(ducks=1)
