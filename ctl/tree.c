@@ -5,6 +5,7 @@
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 #define OPTIONS(table) .options = table, .option_count = COUNT(table)
 
+static const char *const multiples[] = {"128", "64", "32", "16", "8", NULL};
 static const char *const dtypes[] = {"f32", "bf16", NULL};
 
 const struct tree_option tree_globals[] = {
@@ -21,7 +22,7 @@ const size_t tree_global_count = COUNT(tree_globals);
     }
 #define MULTIPLE_OF                                                                                                                        \
     {                                                                                                                                      \
-        "--multiple-of", "M", TREE_INT, "multiple_of", 8, 128, .doc = "unit of slicing: 128, 64, 32, 16 or 8 neurons"                      \
+        "--multiple-of", "M", TREE_INT, "multiple_of", 0, 1 << 30, multiples, .doc = "unit of slicing: 128, 64, 32, 16 or 8 neurons"       \
     }
 #define STRATEGY                                                                                                                           \
     {                                                                                                                                      \

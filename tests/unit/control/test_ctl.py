@@ -65,7 +65,8 @@ def ctl(daemon, *args, status=0, **more):
     return json.loads(done.stdout)
 
 
-WRONG = [[], ["nonsense"], ["model"], ["duck", "lose"], ["status", "more"], ["status", "--nonsense"], ["status", "--tp", "1"], ["load"],
+WRONG = [["load", "a", "--multiple-of", "7"], ["load", "a", "--multiple-of", "24"],
+         [], ["nonsense"], ["model"], ["duck", "lose"], ["status", "more"], ["status", "--nonsense"], ["status", "--tp", "1"], ["load"],
          ["load", "a", "b"], ["load", ""], ["load", "a", "--tp"], ["load", "a", "--tp", "0"], ["load", "a", "--tp", "1025"],
          ["load", "a", "--tp", "1.5"], ["load", "a", "--tp", "-1"], ["load", "a", "--tp", "4294967297"], ["load", "a", "--force=1"],
          ["load", "a", "--name="], ["load", "a", "--mtpp"], ["plan", "a", "--memory", "1X"], ["plan", "a", "--memory", "9999999999T"],
