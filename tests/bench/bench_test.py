@@ -64,6 +64,13 @@ def check_usage():
     expect_refused(2, "is unknown", "prefill", "--case", "12")
     expect_refused(2, "at most 64 for smp", "smp", "--threads", "65")
     expect_refused(2, "--experts is a number from 1 to 16", "smp", "--experts", "17")
+    for what, option in (("gemv", "--experts"), ("mlp", "--experts"), ("moe", "--experts"), ("prefill", "--experts"), ("gemv", "--tokens"),
+                         ("mlp", "--tokens"), ("moe", "--tokens"), ("prefill", "--tokens")):
+        expect_refused(2, f"{option} is not for {what}\n", what, option, "3", "--case", "64x256")
+    expect_refused(2, "--variant is not for smp\n", "smp", "--variant", "ref")
+    expect_refused(2, "--corrupt is not for smp\n", "smp", "--corrupt", "ref")
+    for option, value in (("--experts", "3"), ("--cache", "hot"), ("--pool", "4M")):  # --tokens last
+        expect_refused(2, f"{option} is not for smp --tokens\n", "smp", option, value, "--tokens", "5")
     expect("--case" in run("--help").stdout, "--help")
 
 
@@ -117,6 +124,12 @@ def check_smp():
             expect(row["imbalance"] >= 1 and row["of_limit"] > 0 and row["gparam_s"] > 0, row)
 
 
+def check_smp_pool():
+    """Tables of scratch are as large as the pool: here thousands of experts."""
+    rows = figures("smp", "--case", "32x64", "--rounds", "1", "--threads", "2", "--cache", "cold", "--pool", "64M", "--experts", "8")
+    expect(len(rows) == 1 and rows[0]["experts"] == 8 and rows[0]["cache"] == "cold" and rows[0]["gparam_s"] > 0, rows)
+
+
 def check_prefill():
     """Batches of every variant there is are each token's bits (the program checks), divided or not; a wrong one is not measured."""
     small = ("prefill", "--case", "100x130", "--rounds", "1")
@@ -153,6 +166,7 @@ check_dispatch()
 check_figures()
 check_the_check()
 check_smp()
+check_smp_pool()
 check_smp_tokens()
 check_prefill()
 check_memory()

@@ -25,8 +25,8 @@ static const char help[] =
     "  --case NxK|NAME|all  one shape instead of the usual ones, or all that have a name\n"
     "  --cache hot|cold     the same weights again and again, or (cold) a pool of 1 GiB at least and four times the last cache\n"
     "  --threads N          each on its own part of the pool (1); smp: all on the same experts (one a CPU)\n"
-    "  --variant V,...      some of: ref, the tiers of this build, seed, raw8, openblas (all but ref)\n"
-    "  --experts N          smp: one number of them, 1 to 16\n"
+    "  --variant V,...      not smp: some of ref, the tiers of this build, seed, raw8, openblas (all but ref)\n"
+    "  --experts N          smp without --tokens: one number of them, 1 to 16\n"
     "  --tokens N           smp: so many tokens through a layer of 128 experts, beside the FMA peak and as many decodes\n"
     "  --memory KIND        anon, anon-huge, memfd or memfd-huge (anon-huge)\n"
     "  --subnormals SHARE   of the weights that are E4M3 subnormals (1e-4)\n"
@@ -38,6 +38,7 @@ static const char help[] =
     "\n"
     "of_read: bytes of the weights per second / the best pure read of the same bytes.\n"
     "of_limit: weights per second x 1.125 byte / the best pure read of fp9's bytes.\n"
+    "An option that what is measured does not look at is wrong usage (smp --tokens: --cache and --pool, too).\n"
     "FP9_CPU=ref|avx2|avx2:rm|avx2:rp|avx512 chooses what counts as chosen. Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
 
 static bool usage(int *ret_status)
@@ -139,6 +140,22 @@ static bool parse_option(int option, struct options *options, int *ret_status)
     }
 }
 
+/* Whether what is measured looks at an option. smp takes the variant in use; --tokens makes the pool and the experts its own. */
+static bool looked_at(const struct options *options, int option)
+{
+    bool whole = options->smp && options->tokens > 0;
+
+    switch (option) {
+    case 'e': return options->smp && !whole;
+    case 'T': return options->smp;
+    case 'v':
+    case 'x': return !options->smp;
+    case 'k':
+    case 'p': return !whole;
+    default: return true;
+    }
+}
+
 static bool parse_options(int argc, char **argv, struct options *options, int *ret_status)
 {
     static const struct option known[] = {
@@ -156,11 +173,21 @@ static bool parse_options(int argc, char **argv, struct options *options, int *r
         {"json", no_argument, NULL, 'j'},
         {0},
     };
-    int option;
+    bool given[ARRAY_LENGTH(known)] = {false};
+    int option, at;
 
-    while ((option = getopt_long(argc, argv, "", known, NULL)) != -1)
+    while ((option = getopt_long(argc, argv, "", known, &at)) != -1) {
         if (!parse_option(option, options, ret_status))
             return false;
+        given[at] = true;
+    }
+    for (size_t i = 0; known[i].name; i++) /* when all are known: --tokens may come last */
+        if (given[i] && !looked_at(options, known[i].val)) {
+            fprintf(stderr, "fp9-bench: --%s is not for %s%s\n", known[i].name, argv[0],
+                    options->tokens && options->smp ? " --tokens" : "");
+            *ret_status = OPTIONS_EXIT_USAGE;
+            return false;
+        }
     if (optind != argc) {
         fprintf(stderr, "fp9-bench: unexpected argument %s\n", argv[optind]);
         *ret_status = OPTIONS_EXIT_USAGE;

@@ -311,14 +311,14 @@ static int measure(struct smp *smp, struct smp_result *ret_result, struct err *e
 
 /* ---- a case ------------------------------------------------------------------------------------ */
 
-static int prepare(struct smp *smp, const struct variant *variant, struct err *err)
+/* Fills *layer with the pool's experts, too: the scratch has tables of all of them. */
+static int prepare(struct smp *smp, struct kernels_layer *layer, const struct variant *variant, struct err *err)
 {
     const struct layout_mlp *layout = &smp->what->layout;
     struct settings alone = *smp->settings;
     uint32_t threads = smp->settings->threads, experts = smp->what->top_k;
-    size_t phases = size_round_up(phases_scratch_bytes(smp->layer, 1, experts, threads), LAYOUT_ALIGN);
     size_t slots = smp_slots_bytes(layout, experts, threads), y = size_round_up(layout->hidden * sizeof(float), LAYOUT_ALIGN);
-    size_t busy = size_round_up(threads * BUSY_STRIDE * sizeof(*smp->busy), LAYOUT_ALIGN);
+    size_t busy = size_round_up(threads * BUSY_STRIDE * sizeof(*smp->busy), LAYOUT_ALIGN), phases;
     int r;
 
     alone.threads = 1;
@@ -331,6 +331,9 @@ static int prepare(struct smp *smp, const struct variant *variant, struct err *e
         r = team_new(&smp->team, threads, err);
     if (r < 0)
         return r;
+    *layer = (struct kernels_layer){.layout = layout, .experts = smp->pool.items, .expert_count = smp->pool.count};
+    smp->layer = layer;
+    phases = size_round_up(phases_scratch_bytes(layer, 1, experts, threads), LAYOUT_ALIGN);
     smp->scratch = aligned_alloc(LAYOUT_ALIGN, phases + slots + y + busy);
     if (!smp->scratch)
         return err_no_memory(err, "scratch", phases + slots + y + busy);
@@ -368,15 +371,12 @@ int smp_case(const struct bench_case *what, const struct options *options, struc
     struct bench_case most = *what;
     struct variant variant = chosen_variant();
     struct smp smp = {.what = &most, .settings = &options->settings};
-    struct kernels_layer layer = {.layout = &most.layout};
+    struct kernels_layer layer;
     int r;
 
     most.top_k = options->experts ? options->experts : usual[ARRAY_LENGTH(usual) - 1];
     most.step_params = what->step_params / what->top_k * most.top_k;
-    smp.layer = &layer;
-    r = prepare(&smp, &variant, err);
-    layer.experts = smp.pool.items;
-    layer.expert_count = smp.pool.count;
+    r = prepare(&smp, &layer, &variant, err);
     for (size_t i = 0; i < (options->experts ? 1 : ARRAY_LENGTH(usual)) && r == 0; i++) {
         struct smp_result result;
 
