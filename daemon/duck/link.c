@@ -17,6 +17,7 @@ int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exe
     link->wbuf = wbuf;
     link->exec = exec;
     link->out = out;
+    snprintf(link->peer, sizeof link->peer, "%s", facts->from ? facts->from : "");
     int r = fills_new(wbuf, &link->fills, err);
     if (r == 0)
         r = packer_new(&link->packer, err);
@@ -59,6 +60,11 @@ void link_free(struct link *link)
 bool link_greeted(const struct link *link)
 {
     return link->greeted;
+}
+
+uint32_t link_heartbeat_s(const struct link *link)
+{
+    return link->heartbeat_s;
 }
 
 const char *link_peer(const struct link *link)
@@ -117,8 +123,10 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     link->greeted = true;
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
     link->tells_taken = hello.features & WIRE_FEATURE_TAKEN;
-    snprintf(link->peer, sizeof link->peer, "%s of %s", hello.software, hello.host);
-    log_info("link", "%s on %s, link version %u.%u", hello.software, hello.host, hello.major, hello.minor);
+    link->heartbeat_s = hello.heartbeat_s;
+    snprintf(link->peer, sizeof link->peer, "%s of %s%s%s", hello.software, hello.host, link->facts.from ? " at " : "",
+             link->facts.from ? link->facts.from : "");
+    log_info("link", "%s, link version %u.%u", link->peer, hello.major, hello.minor);
     link->buffer = hello.features & WIRE_FEATURE_BUFFER;
     int sent = link_sent(msg_hello_duck_encode(link->out, frame->request, &answer), err);
     return sent < 0 || !link->buffer ? sent : link_buffer_say(link, err);
@@ -144,7 +152,7 @@ static int on_slots_get(struct link *link, const struct frame *frame, struct err
         return link_sent(-ENOMEM, err);
     size_t count = 0;
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++)
-        if (wbuf_taken(link->wbuf, i))
+        if (wbuf_sound(link->wbuf, i))
             slots[count++] = wbuf_describe(link->wbuf, i);
     link->listed = true;
     link->room_told = wbuf_changes(link->wbuf) - 1;
@@ -261,8 +269,16 @@ static int on_verify(struct link *link, const struct frame *frame, struct err *e
         return r;
     uint32_t slot = wbuf_find(link->wbuf, words.model_key, words.layer);
     const struct msg_verified absent = {.verdict = MSG_VERDICT_ABSENT, .expert = WBUF_PART_UNKNOWN};
-    if (slot == WBUF_NONE)
-        return link_sent(msg_verified_encode(link->out, frame->request, &absent), err);
+    if (slot == WBUF_NONE) {
+        slot = wbuf_find_any(link->wbuf, words.model_key, words.layer);
+        if (slot == WBUF_NONE || wbuf_sound(link->wbuf, slot)) /* one that is being filled is sound */
+            return link_sent(msg_verified_encode(link->out, frame->request, &absent), err);
+        const struct msg_verified bad = {.verdict = MSG_VERDICT_BAD, .expert = WBUF_PART_UNKNOWN};
+        log_error("cache", "layer %u: somebody has written over its slot's description: the slot is given up", words.layer);
+        wbuf_drop(link->wbuf, slot);
+        r = link_sent(msg_verified_encode(link->out, frame->request, &bad), err);
+        return r < 0 ? r : link_tell_room(link, err);
+    }
     const struct wbuf_sums sums = wbuf_sums(link->wbuf, slot);
     struct err why;
     r = verify_post(link->verify, frame->request, slot, &words, &sums, &why);

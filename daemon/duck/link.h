@@ -16,6 +16,7 @@ struct link;
 struct link_facts {
     const char *name; /* of this duck */
     uint32_t cores;
+    const char *from; /* the head's address; NULL: it has none */
 };
 
 /* wbuf and exec are borrowed and must outlive the link; answers are appended to `out`. */
@@ -40,7 +41,9 @@ int link_verify_fd(const struct link *link);
 int link_verify_event(struct link *link, struct err *err);
 /* True once HELLO was exchanged. */
 bool link_greeted(const struct link *link);
-/* Who is at the other end, as in "fp9d 0.1.0 of HOST"; "" before HELLO. */
+/* What its HELLO says, 0 when it does not. */
+uint32_t link_heartbeat_s(const struct link *link);
+/* Who is at the other end, as in "fp9d 0.1.0 (pid 4711) of HOST at ADDRESS"; before HELLO the address alone, or "". */
 const char *link_peer(const struct link *link);
 
 #endif

@@ -17,11 +17,12 @@ struct link {
     struct exec *exec; /* borrowed */
     struct buf *out;   /* borrowed */
     bool greeted;
-    bool counts; /* the head takes counted STEP_DONEs */
-    bool buffer; /* the head takes REVOKED and ROOM */
-    bool listed; /* SLOTS was sent */
+    bool counts;        /* the head takes counted STEP_DONEs */
+    bool buffer;        /* the head takes REVOKED and ROOM */
+    bool listed;        /* SLOTS was sent */
     uint64_t room_told; /* wbuf_changes() of the last ROOM */
-    char peer[2 * WIRE_NAME_MAX + 8];
+    char peer[2 * WIRE_NAME_MAX + 128];
+    uint32_t heartbeat_s;
     bool tells_taken;      /* the head takes PREPARE_TAKEN */
     struct fills *fills;   /* owned */
     struct packer *packer; /* owned; has what the fills handed out */

@@ -105,7 +105,7 @@ int listen_accept(struct listen *listen, int *ret_fd, char ret_peer[LISTEN_PEER_
 static void say_busy(int fd, const char *duck, const char *holder)
 {
     struct err busy = {0};
-    err_set(&busy, -EBUSY, ERR_BUSY, "duck %s is busy with %s", duck, *holder ? holder : "another connection");
+    err_set(&busy, -EBUSY, ERR_BUSY, "duck %s is busy with %s", duck, holder);
     _cleanup_(buf_release) struct buf buf = {0};
     if (msg_fail_encode(&buf, 0, &busy) == 0)
         (void)send(fd, buf.data, buf.length, MSG_NOSIGNAL); /* into an empty socket: all of it or nobody is there */
@@ -117,7 +117,7 @@ void listen_refuse(struct listen *listen, const char *duck, const char *holder)
     int fd;
     char peer[LISTEN_PEER_MAX];
     while (listen_accept(listen, &fd, peer, NULL) == 0) {
-        log_debug("duck", "%s was refused: busy with %s", peer, *holder ? holder : "another connection");
+        log_debug("duck", "%s was refused: busy with %s", peer, holder);
         say_busy(fd, duck, holder);
         closep(&listen->leaving[listen->next]);
         listen->leaving[listen->next] = fd;

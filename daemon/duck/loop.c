@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include "daemon/duck/silence.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/msg_hello.h"
@@ -21,6 +22,7 @@ struct loop {
     uint64_t hello_by_ns;             /* 0: whenever it likes */
     struct exec *exec;                /* owned */
     struct link *link;                /* owned */
+    struct silence silence;           /* begins with HELLO, when there is something beside */
     struct frame_reader reader;
     struct transport_queue out;
     bool more; /* the transport may hold bytes that poll does not see */
@@ -68,6 +70,7 @@ static int serve_input(struct loop *loop, struct err *err)
             loop->more = false;
             return r;
         }
+        loop->silence.heard = true;
         struct frame frame;
         while ((r = frame_reader_next(&loop->reader, &frame, err)) > 0) {
             r = link_frame(loop->link, &frame, err);
@@ -100,15 +103,52 @@ _Noreturn static void end_broken(struct loop *loop, const struct err *err)
     _exit(EXIT_FAILURE);
 }
 
-/* Milliseconds that poll may wait: for ever, until a peer's HELLO is overdue, or until running kernels are looked at again. */
+/* Milliseconds that poll may wait: for ever, until a peer's HELLO is overdue, or until running kernels or its silence are looked at. */
 static int patience(const struct loop *loop, bool busy)
 {
+    uint64_t now = clock_now_ns();
     if (busy)
         return EXEC_WATCH_MS;
-    if (!loop->hello_by_ns || link_greeted(loop->link))
+    if (!loop->hello_by_ns)
         return -1;
-    uint64_t now = clock_now_ns();
+    if (link_greeted(loop->link))
+        return silence_wait_ms(&loop->silence, now);
     return now < loop->hello_by_ns ? (int)((loop->hello_by_ns - now) / CLOCK_NS_PER_MS) + 1 : 0;
+}
+
+/* Writes what fits. That some of it was taken is a sign of life, too: of a peer that is not read, it is the only one. */
+static int flush(struct loop *loop, struct err *err)
+{
+    size_t before = loop->out.buf.length - loop->out.sent;
+    int r = transport_flush(loop->transport, &loop->out, err);
+    loop->silence.heard |= loop->out.buf.length - loop->out.sent < before;
+    return r;
+}
+
+/* Of a peer that kept its time so far. -ETIMEDOUT: no HELLO; LOOP_CLOSED by *ret_silent. */
+static int check_time(struct loop *loop, bool *ret_silent, struct err *err)
+{
+    uint64_t now = clock_now_ns();
+    if (!loop->hello_by_ns)
+        return 0;
+    if (!link_greeted(loop->link))
+        return now < loop->hello_by_ns ? 0 : err_set(err, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", loop->beside->hello_ms);
+    if (!loop->silence.heartbeat_ns)
+        silence_begin(&loop->silence, link_heartbeat_s(loop->link), now);
+    loop->silence.heard |= link_full(loop->link); /* it is us who do not read */
+    *ret_silent = silence_look(&loop->silence, now);
+    return 0;
+}
+
+/* Its end is said to it, in case it wakes up, and to the log: such a head has held the duck for a while. */
+static void give_up(struct loop *loop)
+{
+    struct err why;
+    err_set(&why, -ETIMEDOUT, ERR_BUSY, "nothing came from %s for %u s: the link is given up, the weights stay", link_peer(loop->link),
+            silence_limit_s(&loop->silence));
+    log_warning("duck", "%s", why.message);
+    (void)msg_fail_encode(&loop->out.buf, 0, &why);
+    last_words(loop);
 }
 
 static bool peer_gone(int code)
@@ -116,7 +156,7 @@ static bool peer_gone(int code)
     return code == -ECONNRESET || code == -EPIPE;
 }
 
-static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *err)
+static int turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *ret_silent, struct err *err)
 {
     bool want_write = !transport_queue_empty(&loop->out);
     struct pollfd wait[AT_COUNT] = {
@@ -154,14 +194,12 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, struct err *er
         r = link_pack_event(loop->link, err);
     /* Results leave before more work is read in. */
     if (r == 0)
-        r = transport_flush(loop->transport, &loop->out, err);
+        r = flush(loop, err);
     if (r >= 0 && (loop->more || wait[AT_LINK].revents & (POLLIN | POLLHUP | POLLERR)))
         r = serve_input(loop, err);
     if (r >= 0)
-        r = transport_flush(loop->transport, &loop->out, err);
-    if (r >= 0 && patience(loop, false) == 0)
-        return err_set(err, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", loop->beside->hello_ms);
-    return r < 0 ? r : 0;
+        r = flush(loop, err);
+    return r < 0 ? r : check_time(loop, ret_silent, err);
 }
 
 int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct team_setup *setup,
@@ -175,12 +213,19 @@ int loop_run(struct transport *transport, const struct link_facts *facts, struct
     _cleanup_(loop_release) struct loop loop = {.transport = transport, .beside = beside};
     if (beside)
         loop.hello_by_ns = clock_now_ns() + (uint64_t)beside->hello_ms * CLOCK_NS_PER_MS;
+    struct link_facts all = *facts;
+    if (beside)
+        all.from = beside->from;
     int r = exec_new(wbuf_fd(wbuf), setup, &loop.exec, err);
     if (r == 0)
-        r = link_new(facts, wbuf, loop.exec, &loop.out.buf, &loop.link, err);
-    bool stop = false;
-    while (r == 0 && !stop)
-        r = turn(&loop, signal_fd, &stop, err);
+        r = link_new(&all, wbuf, loop.exec, &loop.out.buf, &loop.link, err);
+    bool stop = false, silent = false;
+    while (r == 0 && !stop && !silent)
+        r = turn(&loop, signal_fd, &stop, &silent, err);
+    if (r == 0 && silent) {
+        give_up(&loop);
+        return LOOP_CLOSED;
+    }
     if (r < 0 && peer_gone(r)) {
         if (link_greeted(loop.link))
             log_info("duck", "the link was closed by fp9d");

@@ -16,13 +16,14 @@ void loop_signal_set(sigset_t *set);
 /* What a duck that is a service looks after beside its link. */
 struct loop_beside {
     int fd;                                        /* somebody else who knocks: readable */
-    void (*ready)(void *user, const char *holder); /* then; holder: whose link this is, "" before its HELLO */
+    void (*ready)(void *user, const char *holder); /* then; holder: whose link this is (link_peer) */
     void *user;
-    int hello_ms; /* a peer that has not said HELLO by then is let go */
+    int hello_ms;     /* a peer that has not said HELLO by then is let go, and one that is silent (silence.h) later on */
+    const char *from; /* its address */
 };
 
 enum {
-    LOOP_CLOSED = 0,  /* by the peer */
+    LOOP_CLOSED = 0,  /* by the peer, or given up for its silence */
     LOOP_STOPPED = 1, /* by a signal */
 };
 

@@ -77,7 +77,7 @@ static int serve_link(struct serve *serve, int fd, const char *who)
     if (r < 0) {
         close(fd);
     } else {
-        struct loop_beside beside = {.fd = listen_fd(serve->listen), .ready = knock, .user = serve, .hello_ms = HELLO_MS};
+        struct loop_beside beside = {.fd = listen_fd(serve->listen), .ready = knock, .user = serve, .hello_ms = HELLO_MS, .from = who};
         r = serve->link(serve->user, transport, &beside, &err);
     }
     if (r < 0)

@@ -213,7 +213,10 @@ static int new_peer(struct head *head, uint32_t index, const char *name, bool sp
     if (r < 0)
         return r;
     struct peer_callbacks callbacks = {.user = head, .greeted = duck_greeted, .up = duck_up, .lost = duck_lost, .frame = duck_frame};
-    return peer_new(head->loop, index, name, &callbacks, &head->peers[index], err);
+    r = peer_new(head->loop, index, name, &callbacks, &head->peers[index], err);
+    if (r == 0)
+        peer_set_heartbeat(head->peers[index], head->conf->heartbeat_s);
+    return r;
 }
 
 /* The buffer of an earlier run, which systemd has kept, or a new one, which it is to keep. */

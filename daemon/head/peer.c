@@ -47,6 +47,7 @@ struct peer {
     struct worker *names;  /* borrowed */
     struct remote *remote; /* while it is being connected to; owned */
     uint64_t generation;   /* counted up by peer_stop: what was posted before is void */
+    uint32_t heartbeat_s;
     /* the link */
     enum peer_phase phase;
     bool deaf; /* it takes no more bytes; what it had to say is still read */
@@ -129,6 +130,11 @@ void peer_set_local(struct peer *peer, const char *program, const char *cores, b
     if (!peer->program || !peer->cores)
         abort();
     peer->weights_fd = weights_fd;
+}
+
+void peer_set_heartbeat(struct peer *peer, uint32_t heartbeat_s)
+{
+    peer->heartbeat_s = heartbeat_s;
 }
 
 void peer_set_remote(struct peer *peer, const char *address, struct worker *names)
@@ -464,8 +470,9 @@ static void say_hello(struct peer *peer)
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
         .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS | WIRE_FEATURE_TAKEN,
-        .software = "fp9d " FP9_VERSION,
+        .heartbeat_s = (uint16_t)peer->heartbeat_s, /* the configuration has WIRE_HEARTBEAT_MAX_S, too */
     };
+    snprintf(hello.software, sizeof hello.software, "fp9d " FP9_VERSION " (pid %d)", (int)getpid());
     gethostname(hello.host, sizeof hello.host - 1);
     struct outgoing *out = outgoing_new();
     peer->phase = PEER_HELLO;

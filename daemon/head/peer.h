@@ -48,6 +48,8 @@ CLEANUP_DEFINE(struct peer *, peer_free);
 void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd);
 /* What a remote duck is reached by: "HOST:PORT", looked up on `names` (borrowed). */
 void peer_set_remote(struct peer *peer, const char *address, struct worker *names);
+/* What the duck is told of it, so that it knows when fp9d is gone. */
+void peer_set_heartbeat(struct peer *peer, uint32_t heartbeat_s);
 /* "local", or the address of a remote duck. */
 const char *peer_address(const struct peer *peer);
 /* Starts the child or connects, then shakes hands. An error is reported through `lost`, later. */

@@ -23,8 +23,8 @@ static int hello(const struct frame *frame, char *text, size_t size, struct err 
     struct msg_hello m;
     int r = msg_hello_decode(frame, &m, err);
     if (r == 0)
-        snprintf(text, size, "version %u.%u features 0x%" PRIx64 " software \"%s\" host \"%s\"", m.major, m.minor, m.features, m.software,
-                 m.host);
+        snprintf(text, size, "version %u.%u features 0x%" PRIx64 " heartbeat %u s software \"%s\" host \"%s\"", m.major, m.minor,
+                 m.features, m.heartbeat_s, m.software, m.host);
     return r;
 }
 

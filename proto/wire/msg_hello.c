@@ -7,6 +7,7 @@
 #include "proto/wire/codec.h"
 
 #define ERRNO_MAX 4095
+#define FEATURES_OF_HELLO ((UINT64_C(1) << WIRE_HEARTBEAT_SHIFT) - 1)
 
 int msg_hello_encode(struct buf *buf, uint64_t request, const struct msg_hello *msg)
 {
@@ -16,7 +17,7 @@ int msg_hello_encode(struct buf *buf, uint64_t request, const struct msg_hello *
         return r;
     bytes_write_u16(&w.payload, msg->major);
     bytes_write_u16(&w.payload, msg->minor);
-    bytes_write_u64(&w.payload, msg->features);
+    bytes_write_u64(&w.payload, (msg->features & FEATURES_OF_HELLO) | (uint64_t)msg->heartbeat_s << WIRE_HEARTBEAT_SHIFT);
     bytes_write_string(&w.payload, msg->software);
     bytes_write_string(&w.payload, msg->host);
     return codec_end(&w);
@@ -33,7 +34,11 @@ int msg_hello_decode(const struct frame *frame, struct msg_hello *ret_msg, struc
         *ret_msg = msg;
         return 0;
     }
-    msg.features = codec_read_u64(&r);
+    uint64_t features = codec_read_u64(&r);
+    msg.features = features & FEATURES_OF_HELLO;
+    msg.heartbeat_s = (uint16_t)(features >> WIRE_HEARTBEAT_SHIFT);
+    if (r.code == 0 && !r.payload.failed && msg.heartbeat_s > WIRE_HEARTBEAT_MAX_S)
+        codec_refuse(&r, "heartbeat_s is %u, at most %d", msg.heartbeat_s, WIRE_HEARTBEAT_MAX_S);
     codec_read_string(&r, "software", msg.software, sizeof msg.software);
     codec_read_string(&r, "host", msg.host, sizeof msg.host);
     int code = codec_reader_end(&r);

@@ -7,8 +7,9 @@
 struct msg_hello {
     uint16_t major, minor;
     uint64_t features;            /* WIRE_FEATURE_...; unknown bits are ignored */
-    char software[WIRE_NAME_MAX]; /* "fp9d 0.1.0" */
+    char software[WIRE_NAME_MAX]; /* "fp9d 0.1.0 (pid 4711)" */
     char host[WIRE_NAME_MAX];
+    uint16_t heartbeat_s; /* between the head's PINGs, up to WIRE_HEARTBEAT_MAX_S; 0: not said */
 };
 
 struct msg_hello_duck {

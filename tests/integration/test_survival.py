@@ -395,6 +395,38 @@ def test_a_silent_visitor_does_not_hold_the_duck(make_duck, build, tmp_path):
     assert duck.log().count("warning") <= 1, duck.log()
 
 
+def test_a_head_that_falls_silent_does_not_hold_the_duck(make_duck, build, tmp_path, model):
+    """fp9d is stopped with its link open: the duck gives it up after 8 of its heartbeats, and the next one finds the slots. The first one,
+    awake again, reads who has the duck now."""
+    duck = make_duck()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first = Daemon(build, tmp_path / "one", ducks=0, remote=[("duck", duck.address)], fleet="heartbeat_s = 1").start()
+    second = Daemon(build, tmp_path / "two", ducks=0, remote=[("duck", duck.address)], fleet="heartbeat_s = 1")
+    with Rpc(first.socket) as rpc:
+        load(rpc, model, tp=1)
+        time.sleep(10)  # longer than the limit, and pings alone hold the link
+        assert "nothing came" not in duck.log() and "lost" not in first.log()
+    holder = [f"(pid {first.process.pid})", os.uname().nodename, "at 127.0.0.1:"]
+    os.kill(first.process.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        second.spawn()
+        second.wait_for("the control socket", second.answers)
+        lost_reason(second, "duck", ["busy with fp9d", *holder])
+        second.wait_up()
+        assert 6 < time.monotonic() - begun < 15 * SLOW
+    finally:
+        os.kill(first.process.pid, signal.SIGCONT)
+    given_up = [line for line in duck.log().splitlines() if "nothing came from fp9d" in line]
+    assert len(given_up) == 1 and all(word in given_up[0] for word in [*holder, "for 8 s", "warning"]), duck.log()
+    lost_reason(first, "duck", [f"(pid {second.process.pid})"])
+    with Rpc(second.socket) as rpc:
+        assert load(rpc, model, tp=1)["cache"] == "hit"
+    second.stop()
+    first.stop()
+
+
 @pytest.mark.parametrize("conf, words", [("", ["plaintext = yes", "fp9d.conf"]), ("plaintext = no", ["plaintext = yes", "fp9d.conf"]),
                                          ("plaintext = yes\nkey_file = /etc/hosts", ["key_file", "no TLS"])])
 def test_duck_does_not_serve_without_being_told_to(build, tmp_path, conf, words):
@@ -443,7 +475,7 @@ def test_another_local_memory(build, tmp_path):
         manager.close()
 
 
-@pytest.mark.parametrize("offset, what", [(0, "magic"), (8, "version"), (24, "boot id"), (4096, "slots")])
+@pytest.mark.parametrize("offset, what", [(0, "magic"), (8, "version"), (24, "boot id")])
 def test_damaged_header_is_not_trusted(make_duck, build, tmp_path, model, offset, what):
     """Noise over a part of the kept header: formatted anew under another boot id, said in the log, and filled again by itself."""
     duck = make_duck()
@@ -454,12 +486,33 @@ def test_damaged_header_is_not_trusted(make_duck, build, tmp_path, model, offset
         true_slots, boot_id = slots(rpc), rpc.call("duck.list")["ducks"][0]["boot_id"]
         duck.kill()
         chance = random.Random(7)
-        os.pwrite(kept(duck), bytes(chance.randrange(1, 256) for _ in range(8 if offset < 4096 else 512)), offset)
+        os.pwrite(kept(duck), bytes(chance.randrange(1, 256) for _ in range(8)), offset)
         duck.start()
         daemon.wait_for("the other boot id", lambda: rpc.call("duck.list")["ducks"][0]["boot_id"] != boot_id)
         assert "formatted anew" in duck.log(), (what, duck.log())
         wait_ready(daemon, rpc)
         assert slots(rpc) == true_slots
+    daemon.stop()
+
+
+def test_damaged_slots_go_alone(make_duck, build, tmp_path, model):
+    """Noise over some slots of the kept header: those are dropped and prepared again, the others and the boot id stay."""
+    duck = make_duck()
+    daemon = Daemon(build, tmp_path, ducks=0, remote=[("duck", duck.address)])
+    daemon.start()
+    with Rpc(daemon.socket) as rpc:
+        load(rpc, model, tp=1)
+        true_slots, boot_id = slots(rpc), rpc.call("duck.list")["ducks"][0]["boot_id"]
+        duck.kill()
+        chance = random.Random(7)
+        os.pwrite(kept(duck), bytes(chance.randrange(1, 256) for _ in range(100)), 100)  # in the first slot's description
+        duck.start()
+        daemon.wait_for("the duck's attach", lambda: "bad ones dropped" in duck.log())
+        kept_slots = f"attached: {len(true_slots) - 1} finished slots, 0 unfinished ones dropped, 1 bad ones dropped: slot 0: "
+        assert kept_slots in duck.log(), duck.log()
+        wait_ready(daemon, rpc)
+        daemon.wait_for("its slots", lambda: slots(rpc) == true_slots)
+        assert rpc.call("duck.list")["ducks"][0]["boot_id"] == boot_id
     daemon.stop()
 
 
