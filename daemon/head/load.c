@@ -361,6 +361,8 @@ static void stream_done(void *user)
     struct head *head = load->head;
     uint64_t job = load->job, read_bytes, sent_bytes;
     load->streaming = false;
+    if (load->force)
+        load->saved_known = UINT64_MAX; /* as many may be known as before, but not the same ones */
     save_records(load);
     load_stream_progress(load->stream, &read_bytes, &sent_bytes);
     core_stream_progress(head->core, job, load->digest_bytes + read_bytes, sent_bytes);
