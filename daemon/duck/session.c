@@ -24,7 +24,7 @@ static bool needs_of(const struct wbuf *wbuf, const struct msg_session_open *ope
     struct session_needs needs = {0};
     uint32_t hidden = 0;
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
-        if (!wbuf_taken(wbuf, i))
+        if (!wbuf_sound(wbuf, i))
             continue;
         struct msg_slot slot = wbuf_describe(wbuf, i);
         if (slot.state != MSG_SLOT_FINISHED || memcmp(slot.model_key, open->model_key, DIGEST_SIZE) != 0)

@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 
 #include "daemon/duck/wbuf_format.h"
-#include "proto/base/checksum.h"
 #include "proto/base/size.h"
 
 #define WBUF_LOCK_POLL_MS 5
@@ -20,7 +19,10 @@
 struct aux {
     struct geometry geometry; /* valid while the slot is in use */
     uint32_t pins;
-    bool doomed; /* dropped while pinned: [offset, offset + bytes) is still in use, the parts' checksums with it */
+    /* [offset, offset + bytes) is in use, the parts' checksums with it: the header may be written over by anybody who has the memfd. */
+    bool held;
+    bool doomed;   /* dropped while pinned */
+    bool finished; /* nobody writes into it any more */
     uint64_t offset, bytes;
 };
 
@@ -38,17 +40,22 @@ struct wbuf {
 
 static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
 {
-    return wbuf->aux[slot].doomed ? wbuf->aux[slot].offset : wbuf->header->slots[slot].offset;
+    return wbuf->aux[slot].offset;
 }
 
 static uint64_t slot_pages(const struct wbuf *wbuf, uint32_t slot)
 {
-    const struct aux *aux = &wbuf->aux[slot];
-    return size_round_up(aux->doomed ? aux->bytes : wbuf_format_span(&wbuf->header->slots[slot]), WBUF_SLOT_ALIGN);
+    return size_round_up(wbuf->aux[slot].bytes, WBUF_SLOT_ALIGN);
 }
 
+/* Of a slot whose description is whole. */
 static void order_insert(struct wbuf *wbuf, uint32_t slot)
 {
+    struct aux *aux = &wbuf->aux[slot];
+    aux->held = true;
+    aux->finished = wbuf->header->slots[slot].state == MSG_SLOT_FINISHED;
+    aux->offset = wbuf->header->slots[slot].offset;
+    aux->bytes = wbuf_format_span(&wbuf->header->slots[slot]);
     uint32_t at = wbuf->order_count;
     while (at > 0 && slot_offset(wbuf, wbuf->order[at - 1]) > slot_offset(wbuf, slot)) {
         wbuf->order[at] = wbuf->order[at - 1];
@@ -62,6 +69,7 @@ static void order_insert(struct wbuf *wbuf, uint32_t slot)
 static void order_remove(struct wbuf *wbuf, uint32_t slot)
 {
     uint32_t at = 0;
+    wbuf->aux[slot].held = false;
     while (wbuf->order[at] != slot)
         at++;
     memmove(&wbuf->order[at], &wbuf->order[at + 1], (wbuf->order_count - at - 1) * sizeof wbuf->order[0]);
@@ -142,8 +150,9 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
     _cleanup_(freep) struct geometry *geometries = calloc(WBUF_SLOTS_MAX, sizeof *geometries);
     if (!geometries)
         return err_no_memory(err, "weight buffer", WBUF_SLOTS_MAX * sizeof *geometries);
-    uint32_t dropped;
-    int r = wbuf_format_check(wbuf->header, wbuf->size, geometries, &dropped, err);
+    uint32_t dropped, bad;
+    struct err why;
+    int r = wbuf_format_check(wbuf->header, wbuf->size, geometries, &dropped, &bad, &why, err);
     if (r < 0)
         return r;
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
@@ -167,6 +176,10 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
         at = i < wbuf->order_count ? until + slot_pages(wbuf, wbuf->order[i]) : until;
     }
     snprintf(note, WBUF_NOTE_MAX, "attached: %u finished slots, %u unfinished ones dropped", wbuf->order_count, dropped);
+    if (bad) {
+        size_t length = strlen(note);
+        snprintf(note + length, WBUF_NOTE_MAX - length, ", %u bad ones dropped: %.300s", bad, why.message);
+    }
     return 0;
 }
 
@@ -280,7 +293,17 @@ uint64_t wbuf_used(const struct wbuf *wbuf)
 
 bool wbuf_taken(const struct wbuf *wbuf, uint32_t slot)
 {
-    return wbuf->header->slots[slot].state != 0;
+    const struct aux *aux = &wbuf->aux[slot];
+    return aux->held && !aux->doomed && wbuf->header->slots[slot].state != 0;
+}
+
+bool wbuf_sound(const struct wbuf *wbuf, uint32_t i)
+{
+    const struct aux *aux = &wbuf->aux[i];
+    const struct wbuf_slot *slot = &wbuf->header->slots[i];
+    if (!wbuf_taken(wbuf, i) || slot->offset != aux->offset || slot->bytes != aux->geometry.bytes || wbuf_format_span(slot) != aux->bytes)
+        return false;
+    return slot->state == MSG_SLOT_FILLING || (slot->state == MSG_SLOT_FINISHED && slot->finish == wbuf_format_finish(slot));
 }
 
 static uint32_t find(const struct wbuf *wbuf, const uint8_t *model_key, uint32_t layer, bool finished)
@@ -289,7 +312,7 @@ static uint32_t find(const struct wbuf *wbuf, const uint8_t *model_key, uint32_t
         uint32_t at = wbuf->order[i];
         const struct wbuf_slot *slot = &wbuf->header->slots[at];
         if (slot->layer == layer && (finished ? slot->state == MSG_SLOT_FINISHED : slot->state != 0) &&
-            memcmp(slot->model_key, model_key, DIGEST_SIZE) == 0)
+            memcmp(slot->model_key, model_key, DIGEST_SIZE) == 0 && (finished ? wbuf_sound(wbuf, at) : wbuf_taken(wbuf, at)))
             return at;
     }
     return WBUF_NONE;
@@ -327,20 +350,7 @@ struct msg_prepare_begin wbuf_words(const struct wbuf *wbuf, uint32_t slot)
 
 struct msg_slot wbuf_describe(const struct wbuf *wbuf, uint32_t slot)
 {
-    const struct wbuf_slot *from = &wbuf->header->slots[slot];
-    struct msg_slot to = {
-        .tp = from->tp,
-        .rank = from->rank,
-        .multiple_of = from->multiple_of,
-        .layer = from->layer,
-        .kind = (enum msg_slot_kind)from->kind,
-        .state = (enum msg_slot_state)from->state,
-        .bytes = from->bytes,
-        .checksum = from->state == MSG_SLOT_FINISHED ? from->checksum : 0,
-    };
-    memcpy(to.model_key, from->model_key, DIGEST_SIZE);
-    memcpy(to.sources, from->sources, DIGEST_SIZE);
-    return to;
+    return wbuf_format_describe(&wbuf->header->slots[slot]);
 }
 
 /* ---- slots ------------------------------------------------------------------------------------ */
@@ -383,6 +393,32 @@ static bool first_fit(const struct wbuf *wbuf, uint64_t pages, uint64_t *ret_off
     return false;
 }
 
+/* Leaves the range to whoever pins it, or gives it back. Its slot in the header is free. */
+static uint64_t let_go(struct wbuf *wbuf, uint32_t i)
+{
+    struct aux *aux = &wbuf->aux[i];
+    uint64_t pages = slot_pages(wbuf, i);
+    aux->doomed = aux->pins > 0;
+    if (!aux->doomed) {
+        order_remove(wbuf, i);
+        give_back(wbuf, aux->offset, pages);
+    }
+    return pages;
+}
+
+/* Slots that somebody has written over in the header can never be found again: their memory must not stay with them. */
+static void let_go_unsound(struct wbuf *wbuf)
+{
+    for (uint32_t n = wbuf->order_count; n-- > 0;) {
+        uint32_t i = wbuf->order[n];
+        if (!wbuf->aux[i].finished || wbuf->aux[i].doomed || wbuf_sound(wbuf, i))
+            continue;
+        __atomic_store_n(&wbuf->header->slots[i].state, 0, __ATOMIC_RELEASE);
+        memset(&wbuf->header->slots[i], 0, sizeof wbuf->header->slots[i]);
+        let_go(wbuf, i);
+    }
+}
+
 int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
 {
     struct geometry geometry;
@@ -392,12 +428,13 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     uint64_t offset, largest = 0;
     const struct wbuf_slot shape = {.bytes = geometry.bytes, .experts = words->experts, .has_shared = words->has_shared};
     uint64_t pages = size_round_up(wbuf_format_span(&shape), WBUF_SLOT_ALIGN);
+    let_go_unsound(wbuf);
     if (geometry.bytes > wbuf->size)
         return no_room(wbuf, geometry.bytes, wbuf_capacity(wbuf) - wbuf_used(wbuf), err);
     if (!first_fit(wbuf, pages, &offset, &largest))
         return no_room(wbuf, geometry.bytes, largest, err);
     uint32_t i = 0;
-    while (i < WBUF_SLOTS_MAX && (wbuf->header->slots[i].state != 0 || wbuf->aux[i].doomed))
+    while (i < WBUF_SLOTS_MAX && (wbuf->header->slots[i].state != 0 || wbuf->aux[i].held))
         i++;
     if (i == WBUF_SLOTS_MAX)
         return err_set(err, -ENOSPC, ERR_NO_MEMORY, "weight buffer: all %d slots are in use", WBUF_SLOTS_MAX);
@@ -429,8 +466,8 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
 
 struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t i)
 {
-    const struct wbuf_slot *slot = &wbuf->header->slots[i];
-    return (struct wbuf_pages){.fd = wbuf->fd, .offset = slot->offset, .bytes = wbuf_format_span(slot)};
+    const struct aux *aux = &wbuf->aux[i];
+    return (struct wbuf_pages){.fd = wbuf->fd, .offset = aux->offset, .bytes = aux->bytes};
 }
 
 int wbuf_take_pages(const struct wbuf_pages *pages, struct err *err)
@@ -464,45 +501,6 @@ void wbuf_set_sources(struct wbuf *wbuf, uint32_t i, const uint8_t sources[DIGES
     memcpy(wbuf->header->slots[i].sources, sources, DIGEST_SIZE);
 }
 
-struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
-{
-    const struct wbuf_slot *slot = &wbuf->header->slots[i];
-    const struct geometry *geometry = &wbuf->aux[i].geometry;
-    const uint8_t *data = wbuf_data(wbuf, i);
-    return (struct wbuf_sums){
-        .data = data,
-        .bytes = slot->bytes,
-        .checksum = slot->checksum,
-        .parts = wbuf_format_parts(slot),
-        .part_sums = (const uint64_t *)(const void *)(data + size_round_up(slot->bytes, sizeof(uint64_t))),
-        .part_bytes = geometry->layout.expert_bytes,
-        .shared_offset = geometry->shared_offset,
-        .shared_bytes = geometry->has_shared ? geometry->shared.expert_bytes : 0,
-        .moe = slot->kind == MSG_SLOT_MOE,
-        .has_shared = geometry->has_shared,
-    };
-}
-
-/* Part by part, so that each is in the cache when it goes into the whole's checksum, too. */
-uint64_t wbuf_sum(const struct wbuf_sums *sums)
-{
-    struct checksum *whole = checksum_new();
-    uint64_t *to = (uint64_t *)sums->part_sums, at = 0;
-    if (!whole)
-        return 0;
-    for (uint32_t part = 0; part < sums->parts; part++) {
-        bool shared = sums->has_shared && part + 1 == sums->parts;
-        uint64_t begin = shared ? sums->shared_offset : part * sums->part_bytes, bytes = shared ? sums->shared_bytes : sums->part_bytes;
-        to[part] = checksum_of(sums->data + begin, bytes);
-        checksum_update(whole, sums->data + at, begin + bytes - at);
-        at = begin + bytes;
-    }
-    checksum_update(whole, sums->data + at, sums->bytes - at);
-    uint64_t sum = checksum_finish(whole);
-    checksum_free(whole);
-    return sum;
-}
-
 void wbuf_rekey(struct wbuf *wbuf, uint32_t i, const uint8_t model_key[DIGEST_SIZE])
 {
     struct wbuf_slot *slot = &wbuf->header->slots[i];
@@ -518,36 +516,20 @@ void wbuf_finish_summed(struct wbuf *wbuf, uint32_t i, uint64_t checksum)
 {
     struct wbuf_slot *slot = &wbuf->header->slots[i];
     slot->checksum = checksum;
+    wbuf->aux[i].finished = true;
     /* A process killed between these two stores leaves a slot in state FILLING: dropped, as it must be. */
     __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
     __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
 }
 
-void wbuf_finish(struct wbuf *wbuf, uint32_t i)
-{
-    const struct wbuf_sums sums = wbuf_sums(wbuf, i);
-    wbuf_finish_summed(wbuf, i, wbuf_sum(&sums));
-}
-
 uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t i)
 {
     struct wbuf_slot *slot = &wbuf->header->slots[i];
-    struct aux *aux = &wbuf->aux[i];
-    if (slot->state == 0)
+    if (!wbuf_taken(wbuf, i))
         return 0;
-    uint64_t offset = slot->offset, bytes = wbuf_format_span(slot), pages = size_round_up(bytes, WBUF_SLOT_ALIGN);
-    if (!aux->pins)
-        order_remove(wbuf, i);
     __atomic_store_n(&slot->state, 0, __ATOMIC_RELEASE);
     memset(slot, 0, sizeof *slot);
-    if (aux->pins) {
-        aux->doomed = true;
-        aux->offset = offset;
-        aux->bytes = bytes;
-    } else {
-        give_back(wbuf, offset, pages);
-    }
-    return pages;
+    return let_go(wbuf, i);
 }
 
 void wbuf_pin(struct wbuf *wbuf, uint32_t slot)

@@ -65,11 +65,13 @@ void wbuf_rekey(struct wbuf *wbuf, uint32_t slot, const uint8_t model_key[DIGEST
 /* Frees a slot in any state; its memory at once, or when the last pin goes. Returns the bytes that will be free. */
 uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t slot);
 
-/* The finished slot of a model's layer, or WBUF_NONE. Any state: wbuf_find_any. */
+/* The finished, sound slot of a model's layer, or WBUF_NONE. Any state: wbuf_find_any. */
 uint32_t wbuf_find(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
 uint32_t wbuf_find_any(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
 /* True when the slot is in use (not free, not dropped); for loops over 0 .. WBUF_SLOTS_MAX - 1. */
 bool wbuf_taken(const struct wbuf *wbuf, uint32_t slot);
+/* True when it is in use and its description in the header is the one it was given: somebody may have written over it. */
+bool wbuf_sound(const struct wbuf *wbuf, uint32_t slot);
 
 /* Of a slot in use. */
 uint8_t *wbuf_data(const struct wbuf *wbuf, uint32_t slot);
@@ -114,7 +116,7 @@ uint32_t wbuf_bury(struct wbuf *wbuf);
 /* ret_list has room for MSG_REVOKED_MAX. */
 size_t wbuf_revoked(const struct wbuf *wbuf, struct msg_revoked *ret_list);
 struct wbuf_header;
-struct wbuf_header *wbuf_header(const struct wbuf *wbuf); /* for wbuf_revoked.c alone */
+struct wbuf_header *wbuf_header(const struct wbuf *wbuf); /* for wbuf_*.c alone */
 
 /* While pinned a slot's bytes stay where they are, dropped or not. */
 void wbuf_pin(struct wbuf *wbuf, uint32_t slot);

@@ -46,6 +46,23 @@ struct msg_prepare_begin wbuf_format_words(const struct wbuf_slot *slot)
     return words;
 }
 
+struct msg_slot wbuf_format_describe(const struct wbuf_slot *from)
+{
+    struct msg_slot to = {
+        .tp = from->tp,
+        .rank = from->rank,
+        .multiple_of = from->multiple_of,
+        .layer = from->layer,
+        .kind = (enum msg_slot_kind)from->kind,
+        .state = (enum msg_slot_state)from->state,
+        .bytes = from->bytes,
+        .checksum = from->state == MSG_SLOT_FINISHED ? from->checksum : 0,
+    };
+    memcpy(to.model_key, from->model_key, DIGEST_SIZE);
+    memcpy(to.sources, from->sources, DIGEST_SIZE);
+    return to;
+}
+
 static int random_uuid(char text[WBUF_BOOT_ID_SIZE], struct err *err)
 {
     uint8_t b[16];
@@ -109,7 +126,8 @@ static int by_begin(const void *a, const void *b)
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-static int check_overlap(const struct wbuf_header *header, struct err *err)
+/* Which of two that overlap lies cannot be told: both are bad. */
+static int mark_overlaps(const struct wbuf_header *header, bool *bad, struct err *why, struct err *err)
 {
     _cleanup_(freep) struct range *ranges = calloc(WBUF_SLOTS_MAX, sizeof *ranges);
     if (!ranges)
@@ -117,17 +135,24 @@ static int check_overlap(const struct wbuf_header *header, struct err *err)
     size_t count = 0;
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
         const struct wbuf_slot *slot = &header->slots[i];
-        if (slot->state == MSG_SLOT_FINISHED)
+        if (slot->state == MSG_SLOT_FINISHED && !bad[i])
             ranges[count++] = (struct range){slot->offset, slot->offset + size_round_up(wbuf_format_span(slot), WBUF_SLOT_ALIGN), i};
     }
     qsort(ranges, count, sizeof *ranges, by_begin);
-    for (size_t i = 1; i < count; i++)
-        if (ranges[i].begin < ranges[i - 1].end)
-            return BAD("slots %u and %u overlap", ranges[i - 1].slot, ranges[i].slot);
+    size_t furthest = 0;
+    for (size_t i = 1; i < count; i++) {
+        if (ranges[i].begin < ranges[furthest].end) {
+            err_set(why, -EBADMSG, ERR_INTERNAL, "slots %u and %u overlap", ranges[furthest].slot, ranges[i].slot);
+            bad[ranges[furthest].slot] = bad[ranges[i].slot] = true;
+        }
+        if (ranges[i].end > ranges[furthest].end)
+            furthest = i;
+    }
     return 0;
 }
 
-int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, struct err *err)
+int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, uint32_t *ret_bad,
+                      struct err *ret_why, struct err *err)
 {
     if (header->magic != WBUF_MAGIC)
         return BAD("no weight buffer: it begins with 0x%016" PRIx64, header->magic);
@@ -141,25 +166,24 @@ int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry
         return BAD("a table of %u slots, this duck has %d", header->slot_count, WBUF_SLOTS_MAX);
     if (!boot_id_sound(header->boot_id))
         return BAD("its boot id is no uuid");
+    bool bad[WBUF_SLOTS_MAX] = {false};
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
         const struct wbuf_slot *slot = &header->slots[i];
         if (slot->state > MSG_SLOT_FINISHED)
-            return BAD("slot %u: state %u", i, slot->state);
-        int r = slot->state == MSG_SLOT_FINISHED ? check_finished(slot, i, size, &ret_geometries[i], err) : 0;
-        if (r < 0)
-            return r;
+            bad[i] = err_set(ret_why, -EBADMSG, ERR_INTERNAL, "slot %u: state %u", i, slot->state) < 0;
+        else if (slot->state == MSG_SLOT_FINISHED)
+            bad[i] = check_finished(slot, i, size, &ret_geometries[i], ret_why) < 0;
     }
-    int r = check_overlap(header, err);
+    int r = mark_overlaps(header, bad, ret_why, err);
     if (r < 0)
         return r;
-    uint32_t dropped = 0;
+    *ret_dropped = *ret_bad = 0;
     for (uint32_t i = 0; i < WBUF_SLOTS_MAX; i++) {
         struct wbuf_slot *slot = &header->slots[i];
-        if (slot->state == MSG_SLOT_FILLING) {
+        *ret_bad += bad[i];
+        *ret_dropped += slot->state == MSG_SLOT_FILLING;
+        if (bad[i] || slot->state == MSG_SLOT_FILLING)
             memset(slot, 0, sizeof *slot);
-            dropped++;
-        }
     }
-    *ret_dropped = dropped;
     return 0;
 }

@@ -61,12 +61,15 @@ uint64_t wbuf_format_span(const struct wbuf_slot *slot);
 /* The finish flag a slot should carry: never 0. */
 uint64_t wbuf_format_finish(const struct wbuf_slot *slot);
 struct msg_prepare_begin wbuf_format_words(const struct wbuf_slot *slot);
+struct msg_slot wbuf_format_describe(const struct wbuf_slot *slot);
 
 /* Writes an empty header with a fresh boot id. */
 int wbuf_format_init(struct wbuf_header *header, uint64_t size, struct err *err);
 
-/* Judges a header as found. 0 when it is whole: *ret_geometries (WBUF_SLOTS_MAX of them) is filled for finished slots and slots that were
- * filling are freed, *ret_dropped counts them. -EBADMSG with what is wrong otherwise; nothing was changed then. */
-int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, struct err *err);
+/* Judges a header as found. 0 when what it says of the whole buffer is right: *ret_geometries (WBUF_SLOTS_MAX of them) is filled for
+ * finished slots, and freed are slots that were filling (*ret_dropped counts them) and those whose description is wrong or that overlap
+ * (*ret_bad of them, *ret_why about one). -EBADMSG with what is wrong otherwise; nothing was changed then. */
+int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, uint32_t *ret_bad,
+                      struct err *ret_why, struct err *err);
 
 #endif

@@ -183,7 +183,10 @@ static void judge(struct cache_check *check, struct item *item, const struct msg
             snprintf(part, sizeof part, "expert %d", found->expert);
         else if (found->parts)
             snprintf(part, sizeof part, "%s", found->expert == -2 ? "the shared expert" : "the dense MLP");
-        snprintf(reason, sizeof reason, "slot checksum wrong: %s%s", part, found->parts > 1 ? " and others" : "");
+        if (found->bytes)
+            snprintf(reason, sizeof reason, "slot checksum wrong: %s%s", part, found->parts > 1 ? " and others" : "");
+        else
+            snprintf(reason, sizeof reason, "its description in the weight buffer is wrong");
         core_slot_bad(head->core, clock_now_ns(), item->duck, item->key, item->layer, reason);
         break;
     }

@@ -27,7 +27,7 @@ enum msg_verdict {
 
 struct msg_verified {
     enum msg_verdict verdict;
-    uint64_t bytes;    /* that were read */
+    uint64_t bytes;    /* that were read; 0 of a BAD slot: its description is wrong */
     uint64_t checksum; /* as found; 0 when absent */
     int32_t expert;    /* BAD: the first routed expert whose bytes differ, -1 the dense MLP, -2 the shared expert, -3 cannot be told */
     uint32_t parts;    /* BAD: how many experts differ */

@@ -1,4 +1,5 @@
 """The weight cache over a life: what is kept, what is prepared anew, and what is said about it."""
+import mmap
 import os
 import shutil
 import signal
@@ -171,6 +172,86 @@ def test_a_load_cut_by_a_killed_duck_goes_on(make_daemon, checkpoint, reference,
     assert bits(daemon, reference, tmp_path) == bits(twin, reference, tmp_path)
     key = lambda s: (s["layer"], s["rank"], s["checksum"], s["model_key"])  # noqa: E731
     assert sorted(map(key, daemon.ok("cache", "list")["slots"])) == sorted(map(key, twin.ok("cache", "list")["slots"]))
+
+
+def flip_unseen(checkpoint, tensor):
+    """Through a mapping that was written before: the file's times stay as they are."""
+    name, offset = shard_of(checkpoint, tensor)
+    path = os.path.join(checkpoint, name)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        view[offset] = view[offset]
+        times = os.stat(path).st_mtime_ns, os.stat(path).st_ctime_ns
+        yield
+        for at in range(offset, offset + 512):
+            view[at] ^= 0x80
+        assert (os.stat(path).st_mtime_ns, os.stat(path).st_ctime_ns) == times
+        yield
+
+
+def test_force_replaces_what_was_known_of_the_weights(make_daemon, checkpoint, reference, tmp_path):
+    """Bytes that changed behind the file's times: a load does not see them, --force does, and it is not forgotten afterwards."""
+    daemon = make_daemon()
+    change = flip_unseen(checkpoint, "model.layers.1.mlp.experts.0.up_proj.weight")
+    next(change)
+    first = load(daemon, checkpoint)
+    before = bits(daemon, reference, tmp_path, layer=1)
+    next(change)
+    assert load(daemon, checkpoint)["model_key"] == first["model_key"]
+    forced = load(daemon, checkpoint, "--force")
+    assert forced["model_key"] != first["model_key"]
+    after = bits(daemon, reference, tmp_path, layer=1)
+    assert after != before
+    again = load(daemon, checkpoint)
+    assert (again["cache"], again["model_key"]) == ("hit", forced["model_key"])
+    assert bits(daemon, reference, tmp_path, layer=1) == after
+    assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
+
+
+def memfd_of(daemon, duck):
+    pid = next(d["pid"] for d in daemon.ok("duck", "list")["ducks"] if d["name"] == duck)
+    name = next(n for n in os.listdir(f"/proc/{pid}/fd") if "memfd:fp9-" in os.readlink(f"/proc/{pid}/fd/{n}"))
+    return f"/proc/{pid}/fd/{name}"
+
+
+def write_over(daemon, duck, offset, value):
+    with open(memfd_of(daemon, duck), "r+b", buffering=0) as file:
+        file.seek(offset)
+        file.write(value)
+
+
+def second_slot(daemon, duck):
+    """Where in the header the second slot's description begins, and how long it is."""
+    with open(memfd_of(daemon, duck), "rb") as file:
+        header = file.read(8192)
+    key = bytes.fromhex(daemon.ok("model", "list")["models"][0]["model_key"])
+    first = header.index(key)
+    second = header.index(key, first + 1)
+    return second - 8, second - first
+
+
+@pytest.mark.parametrize("field", ["offset", "state", "key"])
+@pytest.mark.parametrize("first", ["decode", "verify"])
+def test_a_slot_that_was_written_over(make_daemon, checkpoint, reference, tmp_path, field, first):
+    """In a live duck's header: the duck lives, the first one who asks is told, and the next load prepares that slot alone."""
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    before = bits(daemon, reference, tmp_path, layer=1)
+    at, size = second_slot(daemon, "local0")
+    place, value = {"offset": (size - 32, 1 << 40), "state": (0, 0), "key": (8, 0x5a5a5a5a5a5a5a5a)}[field]
+    write_over(daemon, "local0", at + place, value.to_bytes(4 if field == "state" else 8, "little"))
+    if first == "decode":
+        daemon.refused("decode", "m", "--layer", 1, "--input", reference.path, "--prefix", reference.prefix(1), "--output",
+                       tmp_path / "none", name="CACHE_STALE", words=["local0", "layer 1"])
+        why = "the duck has lost the slot (decode at"
+    else:
+        bad = daemon.ok("cache", "verify")["bad"]
+        assert [(b["duck"], b["layer"]) for b in bad] == [("local0", 1)]
+        why = "its description in the weight buffer is wrong" if field == "offset" else "the duck has lost the slot (cache verify at"
+    assert daemon.ok("model", "list")["models"][0]["state"] == "degraded"
+    again = load(daemon, checkpoint)
+    assert again["cache"] == "partial" and why in again["reason"] and "(1 slot)" in again["reason"], again
+    assert bits(daemon, reference, tmp_path, layer=1) == before
+    assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
 
 
 def poke(daemon, duck, slot_bytes):

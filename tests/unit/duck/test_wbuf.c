@@ -279,6 +279,60 @@ static void spoiled(void (*spoil)(struct wbuf_header *), const char *sentence)
     close(fd);
 }
 
+/* The same for damage to slots: only those `left` of the two are still there. */
+static void spoiled_slots(void (*spoil)(struct wbuf_header *), uint32_t left, const char *sentence)
+{
+    char note[WBUF_NOTE_MAX], boot[WBUF_BOOT_ID_SIZE];
+    int fd = memfd(SIZE);
+    struct wbuf *wbuf = open_copy(fd, note);
+    strcpy(boot, wbuf_boot_id(wbuf));
+    add(wbuf, 1, true, 1);
+    add(wbuf, 2, true, 2);
+    wbuf_free(wbuf);
+    struct wbuf_header *header = map_header(fd);
+    spoil(header);
+    munmap(header, SIZE);
+    wbuf = open_copy(fd, note);
+    if (!strstr(note, sentence) || strncmp(note, "attached: ", 10) != 0)
+        fail_msg("\"%s\" does not hold \"%s\"", note, sentence);
+    assert_string_equal(boot, wbuf_boot_id(wbuf));
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(wbuf_taken(wbuf, i), left >> i & 1);
+    assert_int_equal(blocks(fd), WBUF_DATA_OFFSET + wbuf_used(wbuf));
+    add(wbuf, 5, true, 5);
+    wbuf_free(wbuf);
+    close(fd);
+}
+
+/* Somebody writes over a slot's description while the buffer is in use: the slot is not found any more, nobody is led out of the buffer,
+ * and its memory goes to the next that needs some. */
+static void spoiled_live(void (*spoil)(struct wbuf_header *), uint32_t spoiled_slot)
+{
+    char note[WBUF_NOTE_MAX];
+    int fd = memfd(SIZE);
+    struct wbuf *wbuf = open_copy(fd, note);
+    uint32_t slots[2] = {add(wbuf, 1, true, 1), add(wbuf, 2, true, 2)};
+    const struct msg_slot before[2] = {wbuf_describe(wbuf, slots[0]), wbuf_describe(wbuf, slots[1])};
+    uint64_t used = wbuf_used(wbuf), offset = wbuf_offset(wbuf, slots[spoiled_slot]);
+    struct wbuf_header *header = map_header(fd);
+    spoil(header);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(wbuf_find(wbuf, before[i].model_key, before[i].layer), i == spoiled_slot ? WBUF_NONE : slots[i]);
+    assert_false(wbuf_sound(wbuf, slots[spoiled_slot]));
+    assert_int_equal(wbuf_offset(wbuf, slots[spoiled_slot]), offset);
+    assert_int_equal(wbuf_used(wbuf), used);
+    uint32_t again = add(wbuf, before[spoiled_slot].layer, true, 3);
+    assert_int_equal(wbuf_offset(wbuf, again), offset);
+    assert_int_equal(wbuf_used(wbuf), used);
+    wbuf_drop(wbuf, slots[!spoiled_slot]);
+    wbuf_drop(wbuf, again);
+    assert_int_equal(wbuf_used(wbuf), 0);
+    assert_int_equal(blocks(fd), WBUF_DATA_OFFSET);
+    munmap(header, SIZE);
+    wbuf_free(wbuf);
+    close(fd);
+}
+
 static void seal(struct wbuf_slot *slot)
 {
     slot->finish = wbuf_format_finish(slot);
@@ -354,15 +408,33 @@ static void test_corrupt(void **state)
     spoiled(spoil_layout, "layout version 2, this duck has 1");
     spoiled(spoil_size, "the file has 4194304");
     spoiled(spoil_boot, "boot id");
-    spoiled(spoil_finish, "slot 1: its finish flag");
-    spoiled(spoil_layer, "slot 1: its finish flag");
-    spoiled(spoil_state, "slot 77: state 9");
-    spoiled(spoil_offset, "slot 0:");
-    spoiled(spoil_offset_header, "slot 0:");
-    spoiled(spoil_bytes, "slot 0:");
-    spoiled(spoil_overlap, "slots 0 and 1 overlap");
-    spoiled(spoil_geometry, "slot 1: hidden size 4294967295");
-    spoiled(spoil_experts, "slot 1: 4294967295 experts");
+    spoiled_slots(spoil_finish, 1, "slot 1: its finish flag");
+    spoiled_slots(spoil_layer, 1, "slot 1: its finish flag");
+    spoiled_slots(spoil_state, 3, "slot 77: state 9");
+    spoiled_slots(spoil_offset, 2, "slot 0:");
+    spoiled_slots(spoil_offset_header, 2, "slot 0:");
+    spoiled_slots(spoil_bytes, 2, "slot 0:");
+    spoiled_slots(spoil_overlap, 0, "slots 0 and 1 overlap");
+    spoiled_slots(spoil_geometry, 1, "slot 1: hidden size 4294967295");
+    spoiled_slots(spoil_experts, 1, "slot 1: 4294967295 experts");
+}
+
+static void spoil_gone(struct wbuf_header *h)
+{
+    h->slots[0].state = 0;
+}
+
+static void test_corrupt_live(void **state)
+{
+    (void)state;
+    spoiled_live(spoil_finish, 1);
+    spoiled_live(spoil_layer, 1);
+    spoiled_live(spoil_offset, 0);
+    spoiled_live(spoil_offset_header, 0);
+    spoiled_live(spoil_bytes, 0);
+    spoiled_live(spoil_overlap, 1);
+    spoiled_live(spoil_experts, 1);
+    spoiled_live(spoil_gone, 0);
 }
 
 /* Random damage never crashes; what is attached afterwards is whole. */
@@ -386,6 +458,8 @@ static void test_fuzz_header(void **state)
             for (int i = 0; i < 8; i++)
                 if (header->slots[i].state)
                     seal(&header->slots[i]); /* damage that the flag does not catch */
+        if (round % 50 == 7)
+            header->version ^= 1u << model_random(&random) % 32;
         munmap(header, SIZE);
         wbuf = open_copy(fd, note);
         attached += strncmp(note, "attached", 8) == 0;
@@ -446,8 +520,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_survives),        cmocka_unit_test(test_reuse_and_capacity),
         cmocka_unit_test(test_rekey_and_parts), cmocka_unit_test(test_random_allocation),
-        cmocka_unit_test(test_corrupt),         cmocka_unit_test(test_fuzz_header),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_corrupt),         cmocka_unit_test(test_corrupt_live),
+        cmocka_unit_test(test_fuzz_header),     cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,50 @@
+/* Checksums of a slot: of the whole and, behind its bytes, of its parts. */
+#include "daemon/duck/wbuf_format.h"
+#include "proto/base/checksum.h"
+#include "proto/base/size.h"
+
+struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
+{
+    const struct wbuf_slot *slot = &wbuf_header(wbuf)->slots[i];
+    const struct geometry *geometry = wbuf_geometry(wbuf, i);
+    const uint8_t *data = wbuf_data(wbuf, i);
+    uint64_t sums_offset = size_round_up(geometry->bytes, sizeof(uint64_t));
+    return (struct wbuf_sums){
+        .data = data,
+        .bytes = geometry->bytes,
+        .checksum = slot->checksum,
+        .parts = (uint32_t)((wbuf_pages(wbuf, i).bytes - sums_offset) / sizeof(uint64_t)),
+        .part_sums = (const uint64_t *)(const void *)(data + sums_offset),
+        .part_bytes = geometry->layout.expert_bytes,
+        .shared_offset = geometry->shared_offset,
+        .shared_bytes = geometry->has_shared ? geometry->shared.expert_bytes : 0,
+        .moe = slot->kind == MSG_SLOT_MOE,
+        .has_shared = geometry->has_shared,
+    };
+}
+
+/* Part by part, so that each is in the cache when it goes into the whole's checksum, too. */
+uint64_t wbuf_sum(const struct wbuf_sums *sums)
+{
+    struct checksum *whole = checksum_new();
+    uint64_t *to = (uint64_t *)sums->part_sums, at = 0;
+    if (!whole)
+        return 0;
+    for (uint32_t part = 0; part < sums->parts; part++) {
+        bool shared = sums->has_shared && part + 1 == sums->parts;
+        uint64_t begin = shared ? sums->shared_offset : part * sums->part_bytes, bytes = shared ? sums->shared_bytes : sums->part_bytes;
+        to[part] = checksum_of(sums->data + begin, bytes);
+        checksum_update(whole, sums->data + at, begin + bytes - at);
+        at = begin + bytes;
+    }
+    checksum_update(whole, sums->data + at, sums->bytes - at);
+    uint64_t sum = checksum_finish(whole);
+    checksum_free(whole);
+    return sum;
+}
+
+void wbuf_finish(struct wbuf *wbuf, uint32_t i)
+{
+    const struct wbuf_sums sums = wbuf_sums(wbuf, i);
+    wbuf_finish_summed(wbuf, i, wbuf_sum(&sums));
+}
