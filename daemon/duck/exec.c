@@ -325,6 +325,14 @@ void exec_watch(struct exec *exec, uint64_t now_ns)
     if (exec->silent_looks < EXEC_WATCH_LOOKS)
         return;
     struct err why;
-    err_set(&why, -EIO, ERR_INTERNAL, "kernels made no progress for %d ms", EXEC_WATCH_LOOKS * EXEC_WATCH_MS);
+    bool one_shot = false;
+    pthread_mutex_lock(&exec->lock);
+    for (int i = 0; i < EXEC_PLACES; i++)
+        one_shot |= exec->places[i].state == RUNNING && exec->places[i].job.one_shot;
+    pthread_mutex_unlock(&exec->lock);
+    if (one_shot)
+        err_set(&why, -EIO, ERR_INTERNAL, "one-shot: the kernel process made no progress for %d ms", EXEC_WATCH_LOOKS * EXEC_WATCH_MS);
+    else /* another member would have been found by it */
+        team_accuse_first(exec->team, EXEC_WATCH_LOOKS * EXEC_WATCH_MS, &why);
     set_broken(exec, &why);
 }

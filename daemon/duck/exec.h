@@ -57,8 +57,8 @@ bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result
 
 /* NULL, or why no job runs any more: a lost member, or (by exec_watch) kernels that make no progress. */
 const struct err *exec_broken(const struct exec *exec);
-/* To be called about every EXEC_WATCH_MS while a place is busy: after EXEC_WATCH_LOOKS looks that found no progress exec is broken. The
- * team's own watch, which knows the member, is faster. */
+/* To be called about every EXEC_WATCH_MS while a place is busy: after EXEC_WATCH_LOOKS looks that found no progress exec is broken. It is
+ * then member 0 that is named, or the process of a one-shot job: the team's own watch, which member 0 keeps over the others, is faster. */
 #define EXEC_WATCH_MS 1000
 #define EXEC_WATCH_LOOKS 20
 void exec_watch(struct exec *exec, uint64_t now_ns);

@@ -31,6 +31,8 @@ int link_frame(struct link *link, const struct frame *frame, struct err *err);
 /* After exec's eventfd fired: answers the steps that are through and starts the next ones. Negative as above. Once exec is broken nothing
  * is started, and the link must neither take another frame nor be freed. */
 int link_exec_event(struct link *link, struct err *err);
+/* Once exec is broken: steps that nobody has answered fail with the reason. Negative as above. */
+int link_exec_broken(struct link *link, const struct err *why, struct err *err);
 /* Readable when the packing thread has done something: then link_pack_event answers. Negative as above. */
 int link_pack_fd(const struct link *link);
 int link_pack_event(struct link *link, struct err *err);

@@ -197,14 +197,27 @@ static int finish(struct link *link, struct running *run, const struct exec_resu
     return r;
 }
 
+int link_exec_broken(struct link *link, const struct err *why, struct err *err)
+{
+    struct exec_result result = {.code = why->code, .err = *why};
+    int r = 0;
+    for (int i = 0; i < EXEC_PLACES && r == 0; i++)
+        if (link->running[i].step)
+            r = answer_step(link, &link->running[i], &result, err);
+    return r;
+}
+
 int link_exec_event(struct link *link, struct err *err)
 {
     struct exec_result result;
     enum exec_place place;
     int r = 0;
     while (r == 0 && exec_take(link->exec, &place, &result)) {
-        if (exec_broken(link->exec)) /* its memory stays as it is, see exec.h */
-            return answer_step(link, &link->running[place], &result, err);
+        if (exec_broken(link->exec)) {
+            r = answer_step(link, &link->running[place], &result, err);
+            link->running[place].step = NULL; /* answered; its memory stays as it is, see exec.h */
+            return r;
+        }
         r = finish(link, &link->running[place], &result, err);
     }
     return r == 0 ? start_next(link, err) : r;

@@ -98,6 +98,7 @@ static void last_words(struct loop *loop)
 /* A lost kernel thread may wake up and write at any moment: nothing is freed, no destructor runs. */
 _Noreturn static void end_broken(struct loop *loop, const struct err *err)
 {
+    (void)link_exec_broken(loop->link, err, NULL); /* what cannot be said is not waited for: the link ends */
     log_error("duck", "%s: ending, the weights stay in their buffer", err->message);
     last_words(loop);
     _exit(EXIT_FAILURE);

@@ -134,18 +134,23 @@ static bool thread_gone(const struct member *member)
     return tid != 0 && syscall(SYS_tgkill, getpid(), tid, 0) < 0 && errno == ESRCH;
 }
 
-static int report(struct team *team, const struct member *member, const char *what)
+static void accuse(const struct member *member, const char *what, struct err *err)
 {
     char where[48] = "bound to no CPU";
     if (member->cpu >= 0)
         snprintf(where, sizeof where, "on CPU %d", member->cpu);
-    struct err *err = &team->broken;
-    err_set(err, -EIO, ERR_INTERNAL, "kernel thread %u of %u (%s) %s in phase %u", member->index, team->setup.members, where, what,
-            team->order.phase);
+    err_set(err, -EIO, ERR_INTERNAL, "kernel thread %u of %u (%s) %s", member->index, member->team->setup.members, where, what);
     err_value_int(err, "member", member->index);
     if (member->cpu >= 0)
         err_value_int(err, "cpu", member->cpu);
-    return err->code;
+}
+
+static int report(struct team *team, const struct member *member, const char *what)
+{
+    char in[96];
+    snprintf(in, sizeof in, "%s in phase %u", what, team->order.phase);
+    accuse(member, in, &team->broken);
+    return team->broken.code;
 }
 
 /* A look at all members that still owe their share of the phase. */
@@ -336,6 +341,13 @@ int team_enter(struct team *team, struct err *err)
 uint32_t team_members(const struct team *team)
 {
     return team->setup.members;
+}
+
+void team_accuse_first(const struct team *team, uint64_t ms, struct err *err)
+{
+    char what[64];
+    snprintf(what, sizeof what, "made no progress for %llu ms", (unsigned long long)ms);
+    accuse(&team->members[0], what, err);
 }
 
 uint64_t team_progress(const struct team *team)

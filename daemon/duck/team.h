@@ -66,6 +66,10 @@ uint32_t team_members(const struct team *team);
 /* Runs the job, or the rest of it: 0, or TEAM_PAUSED with the job's own words telling where. -EIO INTERNAL: the team is broken. */
 int team_run(struct team *team, struct team_job *job, struct err *err);
 
+/* The error of a member 0 that made no progress for so long, which only somebody else can see; any other member is found by member 0
+ * itself. For any thread; the team's own state stays as it is. */
+void team_accuse_first(const struct team *team, uint64_t ms, struct err *err);
+
 /* The sum of all members' progress; moves while they work. */
 uint64_t team_progress(const struct team *team);
 

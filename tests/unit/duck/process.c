@@ -15,7 +15,7 @@
 #include "proto/wire/transport_socket.h"
 #include "tests/unit/duck/process.h"
 
-#define LIMIT_MS 20000
+#define LIMIT_MS 40000
 
 const char *process_duck;
 const char *process_members;

@@ -21,7 +21,7 @@ extern const char *process_members; /* value of its --members, NULL to leave it 
 /* isa: FP9_CPU for it, NULL to leave it out. */
 void process_start(struct process *p, int weights_fd, const char *isa);
 void process_send(struct process *p);            /* all of p->out */
-struct frame process_receive(struct process *p); /* the next frame; fails after 20 s */
+struct frame process_receive(struct process *p); /* the next frame; fails after 40 s */
 struct frame process_expect(struct process *p, enum wire_type type);
 /* The next frame is FAIL; its error. */
 struct err process_expect_fail(struct process *p);

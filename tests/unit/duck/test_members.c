@@ -134,9 +134,8 @@ static pid_t thread_named(pid_t pid, const char *want)
 }
 
 /* One member is held as by a debugger. The step fails and says who; the duck ends, and one started anew has the weights. */
-static void test_stalled_member(void **state)
+static void stalled(const char *name, const char *says)
 {
-    (void)state;
     struct process p;
     int fd = weights();
     start(&p, fd, "3", NULL);
@@ -145,7 +144,7 @@ static void test_stalled_member(void **state)
     uint64_t request = process_step(&p, 1, 1, &input);
     process_send(&p);
     expect_right(&p, request, 1, &input, MSG_F32);
-    pid_t member = thread_named(p.pid, "member-2");
+    pid_t member = thread_named(p.pid, name);
     assert_true(member > 0);
     int status;
     if (ptrace(PTRACE_SEIZE, member, NULL, NULL) < 0) {
@@ -160,8 +159,8 @@ static void test_stalled_member(void **state)
     process_send(&p);
     struct err err = process_expect_fail(&p);
     assert_int_equal(err.name, ERR_INTERNAL);
-    if (!strstr(err.message, "layer 1: kernel thread 2 of 3 (") || !strstr(err.message, ") made no progress for 10000 ms in phase "))
-        fail_msg("%s", err.message);
+    if (!strstr(err.message, "layer 1: kernel thread ") || !strstr(err.message, says) || !strstr(err.values, "\"member\":"))
+        fail_msg("%s %s", err.message, err.values);
     assert_int_equal(waitpid(member, &status, __WALL), member); /* its end is the tracer's to see, and the process ends after it */
     status = process_wait(&p);
     assert_true(WIFEXITED(status));
@@ -179,6 +178,19 @@ static void test_stalled_member(void **state)
     close(fd);
 }
 
+static void test_stalled_member(void **state)
+{
+    (void)state;
+    stalled("member-2", ") made no progress for 10000 ms in phase ");
+}
+
+/* Nobody of the team watches member 0; the main thread does. */
+static void test_stalled_first_member(void **state)
+{
+    (void)state;
+    stalled("member-0", "layer 1: kernel thread 0 of 3 (");
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -192,6 +204,6 @@ int main(int argc, char **argv)
     }
     unsetenv("FP9_CPU");
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_interactive_first),
-                                       cmocka_unit_test(test_stalled_member)};
+                                       cmocka_unit_test(test_stalled_member), cmocka_unit_test(test_stalled_first_member)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
