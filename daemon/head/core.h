@@ -393,7 +393,8 @@ void core_slot_bad(struct core *core, uint64_t now, uint32_t duck, const uint8_t
 #define CORE_SLOT_GONE "the duck has lost the slot"
 bool core_slot_gone(struct core *core, uint64_t now, uint32_t duck, const uint8_t key[DIGEST_SIZE], uint32_t layer, const char *seen_by);
 void core_slots_gone(struct core *core, uint64_t now, uint32_t duck, const uint8_t key[DIGEST_SIZE], const char *seen_by);
-/* The key of a model by name, or of slots by the first CORE_KEY_PREFIX_MIN or more hex digits. NO_SUCH for none, BAD_REQUEST for several. */
+/* The key of a model by name, or of slots by the first CORE_KEY_PREFIX_MIN or more hex digits. NO_SUCH for none, BAD_REQUEST for
+ * several. */
 int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err);
 int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);
 /* *ret_drop is 0 when nothing has to be dropped. */
