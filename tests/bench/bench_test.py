@@ -143,7 +143,9 @@ def check_prefill():
                 expect(PREFILL_KEYS <= row.keys() and row["case"] == "100x130" and row["threads"] == int(threads), row)
                 expect(row["gflops"] > 0 and row["over_decodes"] > 0 and (row["of_peak"] is None) == (row["variant"] == "ref"), row)
     chosen = rows[0]["variant"]
-    expect_refused(1, f"{chosen} computes 100x130 wrong: token 0 of 1, row 99 is ", *small, "--corrupt", chosen)
+    expect_refused(1, f"{chosen} computes 100x130 wrong: token 0 of 1, row 99 is ", *small, "--variant", chosen, "--corrupt",
+                   chosen)  # named: the next timing may choose another
+    expect_refused(1, "--corrupt ref: it is not among what was measured", *small, "--variant", chosen, "--corrupt", "ref")
     if rows[0]["vs_openblas"] is not None:
         expect_refused(1, "openblas computes 100x130 wrong: token 0 of 1, row 99 is ", *small, "--corrupt", "openblas")
 

@@ -79,5 +79,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "fp9-bench: %s\n", err.message);
         return OPTIONS_EXIT_REFUSED;
     }
+    if (options.settings.corrupt) {
+        fprintf(stderr, "fp9-bench: --corrupt %s: it is not among what was measured\n", options.settings.corrupt);
+        return OPTIONS_EXIT_REFUSED;
+    }
     return 0;
 }
