@@ -32,15 +32,3 @@ struct compute_cost compute_cost_of(const struct phases *phases)
         .tile_tokens = cost.tile_tokens,
     };
 }
-
-bool compute_run(const struct compute_job *job, void *scratch, _Atomic uint64_t *progress, const _Atomic bool *cancel,
-                 struct compute_cost *ret_cost)
-{
-    struct phases phases;
-    compute_begin(&phases, job, 1, scratch);
-    for (uint32_t phase = 0; phase < phases_count(&phases); phase++)
-        if (!phases_run(&phases, phase, 0, cancel, progress))
-            return false;
-    *ret_cost = compute_cost_of(&phases);
-    return true;
-}

@@ -1,11 +1,9 @@
 /* PURE. One step on one slot: the kernels over its tokens, the partial in the dtype that is wanted.
  *
  * A team runs it in phases (kernels/phases.h): compute_begin by member 0, then phases_run by all members for each of phases_count phases,
- * then compute_cost_of. compute_run does all of that on one core. */
+ * then compute_cost_of. */
 #ifndef FP9_DUCK_COMPUTE_H
 #define FP9_DUCK_COMPUTE_H
-
-#include <stdatomic.h>
 
 #include "daemon/duck/geometry.h"
 #include "kernels/phases.h"
@@ -36,9 +34,5 @@ size_t compute_scratch_bytes(const struct kernels_layer *layer, uint32_t tokens,
 void compute_begin(struct phases *ret_phases, const struct compute_job *job, uint32_t members, void *scratch);
 /* After the last phase. */
 struct compute_cost compute_cost_of(const struct phases *phases);
-
-/* One core. scratch: compute_scratch_bytes with one member. False when *cancel was seen and the partial is not whole. */
-bool compute_run(const struct compute_job *job, void *scratch, _Atomic uint64_t *progress, const _Atomic bool *cancel,
-                 struct compute_cost *ret_cost);
 
 #endif
