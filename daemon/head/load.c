@@ -297,6 +297,8 @@ void load_open(struct head *head, uint64_t job)
     struct load *load = load_find(head, job);
     if (!load)
         load = load_new(head, job);
+    checkpoint_free(load->checkpoint); /* a job that waited for another is opened anew: the files may have changed */
+    load->checkpoint = NULL;
     load->opening = true;
     load->force = known->force;
     load->layer = known->layer;
