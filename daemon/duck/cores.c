@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "daemon/duck/quota.h"
+#include "proto/base/quota.h"
 #include "daemon/duck/team.h"
 
 /* Digits at *text, as a CPU number; -1 when there is none below CPU_SETSIZE. */

@@ -6,8 +6,8 @@
 #include <stdalign.h>
 #include <string.h>
 
-#include "daemon/duck/futex.h"
-#include "daemon/duck/spin.h"
+#include "proto/base/futex.h"
+#include "proto/base/spin.h"
 
 #define LINE 128 /* cache lines are fetched in pairs */
 #define STALL_LOOKS                                                                                                                        \

@@ -7,8 +7,11 @@
 #include <sys/eventfd.h>
 
 #include "proto/base/clock.h"
+#include "proto/base/spin.h"
 
 #define LOOP_EVENTS_MAX 16 /* timers and signals */
+#define FOUND_IN_A_ROW 16  /* then descriptors have their turn */
+#define SPIN_TURN_NS (8 * CLOCK_NS_PER_US) /* likewise while the loop spins */
 
 struct post {
     struct post *next;
@@ -17,6 +20,7 @@ struct post {
 };
 
 struct call {
+    struct loop *loop;
     loop_fn fn;
     void *user;
     struct event *event;
@@ -28,11 +32,19 @@ struct loop {
     size_t call_count;
     int wake_fd; /* eventfd: a post is there */
     struct event *wake;
+    int bell_fd; /* eventfd: pollers have something */
+    struct event *bell;
+    struct loop_poller pollers[LOOP_POLLERS_MAX];
+    size_t poller_count;
+    struct spin spin;
+    uint64_t called; /* callbacks of descriptors, timers, signals and posts so far */
+    bool stop;
     pthread_mutex_t lock;       /* guards the list */
     struct post *first, **last; /* oldest first */
 };
 
 struct loop_io {
+    struct loop *loop;
     struct event *event;
     short watched; /* EV_READ | EV_WRITE now asked for */
     int fd;
@@ -45,6 +57,7 @@ static void run_posts(evutil_socket_t fd, short what, void *user)
     (void)what;
     struct loop *loop = user;
     uint64_t count;
+    loop->called++;
     if (read(fd, &count, sizeof count) < 0 && errno != EAGAIN)
         abort(); /* an eventfd of ours cannot fail otherwise */
     pthread_mutex_lock(&loop->lock);
@@ -60,6 +73,14 @@ static void run_posts(evutil_socket_t fd, short what, void *user)
     }
 }
 
+/* Its pollers are asked in any case. */
+static void bell_rang(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd;
+    (void)what;
+    (void)user;
+}
+
 int loop_new(struct loop **ret_loop, struct err *err)
 {
     _cleanup_(loop_freep) struct loop *loop = calloc(1, sizeof *loop);
@@ -68,11 +89,14 @@ int loop_new(struct loop **ret_loop, struct err *err)
     pthread_mutex_init(&loop->lock, NULL);
     loop->last = &loop->first;
     loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (loop->wake_fd < 0)
+    loop->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (loop->wake_fd < 0 || loop->bell_fd < 0)
         return err_errno(err, "event loop: eventfd");
     loop->base = event_base_new();
     loop->wake = loop->base ? event_new(loop->base, loop->wake_fd, EV_READ | EV_PERSIST, run_posts, loop) : NULL;
-    if (!loop->wake || event_add(loop->wake, NULL) < 0)
+    /* Edge-triggered: every ring wakes the loop once, and nobody has to read the count. */
+    loop->bell = loop->base ? event_new(loop->base, loop->bell_fd, EV_READ | EV_ET | EV_PERSIST, bell_rang, loop) : NULL;
+    if (!loop->wake || event_add(loop->wake, NULL) < 0 || !loop->bell || event_add(loop->bell, NULL) < 0)
         return err_set(err, -ENOMEM, ERR_NO_MEMORY, "event loop: libevent cannot be started");
     *ret_loop = STEAL(loop);
     return 0;
@@ -86,9 +110,12 @@ void loop_free(struct loop *loop)
         event_free(loop->calls[i].event);
     if (loop->wake)
         event_free(loop->wake);
+    if (loop->bell)
+        event_free(loop->bell);
     if (loop->base)
         event_base_free(loop->base);
     closep(&loop->wake_fd);
+    closep(&loop->bell_fd);
     while (loop->first) {
         struct post *next = loop->first->next;
         free(loop->first);
@@ -102,6 +129,7 @@ static void io_event(evutil_socket_t fd, short what, void *user)
 {
     (void)fd;
     struct loop_io *io = user;
+    io->loop->called++;
     io->fn(io->user, what & EV_READ, what & EV_WRITE);
 }
 
@@ -110,7 +138,7 @@ int loop_io_add(struct loop *loop, int fd, loop_io_fn fn, void *user, struct loo
     struct loop_io *io = calloc(1, sizeof *io);
     if (!io)
         return err_no_memory(err, "event", sizeof *io);
-    *io = (struct loop_io){.fd = fd, .fn = fn, .user = user, .watched = EV_READ};
+    *io = (struct loop_io){.loop = loop, .fd = fd, .fn = fn, .user = user, .watched = EV_READ};
     io->event = event_new(loop->base, fd, EV_READ | EV_PERSIST, io_event, io);
     if (!io->event || event_add(io->event, NULL) < 0) {
         loop_io_free(io);
@@ -147,6 +175,7 @@ static void call_event(evutil_socket_t fd, short what, void *user)
     (void)fd;
     (void)what;
     struct call *call = user;
+    call->loop->called++;
     call->fn(call->user);
 }
 
@@ -155,6 +184,7 @@ static int add_call(struct loop *loop, int fd, short what, const struct timeval 
     if (loop->call_count == LOOP_EVENTS_MAX)
         return err_set(err, -E2BIG, ERR_INTERNAL, "event loop: more than %d timers and signals", LOOP_EVENTS_MAX);
     struct call *call = &loop->calls[loop->call_count];
+    call->loop = loop;
     call->fn = fn;
     call->user = user;
     call->event = event_new(loop->base, fd, (short)(what | EV_PERSIST), call_event, call);
@@ -195,14 +225,100 @@ void loop_post(struct loop *loop, loop_fn fn, void *user)
         abort();
 }
 
+int loop_poller_add(struct loop *loop, const struct loop_poller *poller, struct err *err)
+{
+    if (loop->poller_count == LOOP_POLLERS_MAX)
+        return err_set(err, -E2BIG, ERR_INTERNAL, "event loop: more than %d pollers", LOOP_POLLERS_MAX);
+    loop->pollers[loop->poller_count++] = *poller;
+    return 0;
+}
+
+void loop_set_spin(struct loop *loop, uint64_t limit_ns)
+{
+    loop->spin = spin_init(limit_ns);
+}
+
+int loop_bell_fd(const struct loop *loop)
+{
+    return loop->bell_fd;
+}
+
+static enum loop_found poll_all(struct loop *loop)
+{
+    enum loop_found most = LOOP_IDLE;
+    for (size_t i = 0; i < loop->poller_count; i++) {
+        enum loop_found found = loop->pollers[i].poll(loop->pollers[i].user);
+        if (found > most)
+            most = found;
+    }
+    return most;
+}
+
+static int turn(struct loop *loop, int flags, struct err *err)
+{
+    return event_base_loop(loop->base, flags) < 0 ? err_set(err, -EIO, ERR_INTERNAL, "event loop: libevent failed") : 0;
+}
+
+/* 1: something came, from a poller or a descriptor; 0: the budget is used up. */
+static int spin(struct loop *loop, struct err *err)
+{
+    uint64_t begin = clock_now_ns(), turned = begin;
+    for (;;) {
+        for (int i = 0; i < SPIN_LOOKS; i++) {
+            spin_pause();
+            if (poll_all(loop) == LOOP_FOUND) {
+                spin_won(&loop->spin);
+                return 1;
+            }
+        }
+        uint64_t now = clock_now_ns();
+        if (now - begin >= loop->spin.budget_ns)
+            break;
+        if (now - turned < SPIN_TURN_NS)
+            continue;
+        uint64_t called = loop->called;
+        int r = turn(loop, EVLOOP_NONBLOCK, err);
+        if (r < 0 || loop->called != called || loop->stop)
+            return r < 0 ? r : 1;
+        turned = clock_now_ns();
+    }
+    spin_lost(&loop->spin);
+    return 0;
+}
+
+static bool park_all(struct loop *loop)
+{
+    for (size_t i = 0; i < loop->poller_count; i++)
+        if (!loop->pollers[i].park(loop->pollers[i].user))
+            return false;
+    return true;
+}
+
 int loop_run(struct loop *loop, struct err *err)
 {
-    if (event_base_dispatch(loop->base) < 0)
-        return err_set(err, -EIO, ERR_INTERNAL, "event loop: libevent failed");
-    return 0;
+    uint32_t in_a_row = 0;
+    int r = 0;
+    while (r >= 0 && !loop->stop) {
+        enum loop_found found = poll_all(loop);
+        if (found == LOOP_FOUND) {
+            if (++in_a_row % FOUND_IN_A_ROW == 0)
+                r = turn(loop, EVLOOP_NONBLOCK, err);
+            continue;
+        }
+        in_a_row = 0;
+        if (found == LOOP_EXPECTS && loop->spin.limit_ns) {
+            r = spin(loop, err);
+            if (r != 0)
+                continue;
+        }
+        if (park_all(loop))
+            r = turn(loop, EVLOOP_ONCE, err);
+    }
+    return r < 0 ? r : 0;
 }
 
 void loop_stop(struct loop *loop)
 {
+    loop->stop = true;
     event_base_loopbreak(loop->base);
 }

@@ -34,6 +34,35 @@ int loop_on_signal(struct loop *loop, int signal_number, loop_fn fn, void *user,
  * hang a job. */
 void loop_post(struct loop *loop, loop_fn fn, void *user);
 
+/* ---- pollers: work that no descriptor tells of, in memory shared with other processes ----
+ *
+ * Each turn of the loop asks every poller. While one of them expects something the loop spins, for loop_set_spin at most (an adaptive
+ * part of it, proto/base/spin.h) and with a look at the descriptors every few microseconds; then it asks all pollers to park and sleeps.
+ * Who writes to a parked poller's memory rings the bell: writes to an eventfd, the loop's (loop_bell_fd, which other processes may
+ * inherit) or one that the poller's owner watches with loop_io_add. */
+enum loop_found {
+    LOOP_IDLE,    /* nothing was there, and nothing is known to come */
+    LOOP_EXPECTS, /* nothing was there, something may come within microseconds */
+    LOOP_FOUND,   /* something was there and is done */
+};
+
+struct loop_poller {
+    /* Does what is there, a bounded part of it. Called very often: when nothing is there it is to cost nanoseconds. */
+    enum loop_found (*poll)(void *user);
+    /* The loop is going to sleep: from now on whoever writes must ring. False: something has come meanwhile, and the loop polls again.
+     * (Store "parked", then look once more, both sequentially consistent.) The next poll ends it. */
+    bool (*park)(void *user);
+    void *user;
+};
+
+#define LOOP_POLLERS_MAX 4
+/* For the life of the loop. */
+int loop_poller_add(struct loop *loop, const struct loop_poller *poller, struct err *err);
+/* 0, as at first: never spin. For machines where no other thread waits for this one's CPU. */
+void loop_set_spin(struct loop *loop, uint64_t limit_ns);
+/* Writing to it (eventfd_write) makes a sleeping loop poll. Nobody reads it. Stays the loop's; nonblocking. */
+int loop_bell_fd(const struct loop *loop);
+
 int loop_run(struct loop *loop, struct err *err);
 void loop_stop(struct loop *loop);
 

@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "daemon/duck/spin.h"
+#include "proto/base/spin.h"
 #include "daemon/duck/team.h"
 #include "proto/base/size.h"
 #include "tests/bench/stats.h"

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "daemon/duck/cores.h"
-#include "daemon/duck/quota.h"
+#include "proto/base/quota.h"
 #include "proto/base/cleanup.h"
 
 static char root[] = "/tmp/fp9-quota-XXXXXX", groups[64];

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/duck/spin.h"
+#include "proto/base/spin.h"
 #include "daemon/duck/team.h"
 #include "proto/base/size.h"
 

@@ -1,7 +1,7 @@
 /* Waiting for another thread's word without giving up the CPU, for a time that adapts: waits that end within it let it grow to the limit,
  * waits that did not end let it shrink, so that a thread which waits long sleeps early. One waiter owns a struct spin. */
-#ifndef FP9_DUCK_SPIN_H
-#define FP9_DUCK_SPIN_H
+#ifndef FP9_BASE_SPIN_H
+#define FP9_BASE_SPIN_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -32,11 +32,21 @@ static inline void spin_pause(void)
 #endif
 }
 
-/* Waits until (*word == value) is `equal`. False: the budget is used up and the word is as it was. True: what was written before the word
- * may be read (acquire: pairs with the writer's release). */
-static inline bool spin_until(struct spin *spin, const _Atomic uint32_t *word, uint32_t value, bool equal)
+/* What a wait that ended in time, or did not, teaches. */
+static inline void spin_won(struct spin *spin)
 {
-    if ((atomic_load_explicit(word, memory_order_acquire) == value) == equal)
+    spin->budget_ns = spin->budget_ns * 2 < spin->limit_ns ? spin->budget_ns * 2 : spin->limit_ns;
+}
+
+static inline void spin_lost(struct spin *spin)
+{
+    spin->budget_ns = spin->budget_ns / 2 > spin->limit_ns / SPIN_SHRUNK ? spin->budget_ns / 2 : spin->limit_ns / SPIN_SHRUNK;
+}
+
+/* Waits until `ready` says so. False: the budget is used up and it does not. Always inlined, so that `ready` costs what it does. */
+__attribute__((always_inline)) static inline bool spin_while_not(struct spin *spin, bool (*ready)(void *user), void *user)
+{
+    if (ready(user))
         return true;
     if (spin->limit_ns == 0)
         return false;
@@ -44,8 +54,8 @@ static inline bool spin_until(struct spin *spin, const _Atomic uint32_t *word, u
     for (;;) {
         for (int i = 0; i < SPIN_LOOKS; i++) {
             spin_pause();
-            if ((atomic_load_explicit(word, memory_order_acquire) == value) == equal) {
-                spin->budget_ns = spin->budget_ns * 2 < spin->limit_ns ? spin->budget_ns * 2 : spin->limit_ns;
+            if (ready(user)) {
+                spin_won(spin);
                 return true;
             }
         }
@@ -55,8 +65,28 @@ static inline bool spin_until(struct spin *spin, const _Atomic uint32_t *word, u
         else if (now >= end)
             break;
     }
-    spin->budget_ns = spin->budget_ns / 2 > spin->limit_ns / SPIN_SHRUNK ? spin->budget_ns / 2 : spin->limit_ns / SPIN_SHRUNK;
+    spin_lost(spin);
     return false;
+}
+
+struct spin_word {
+    const _Atomic uint32_t *word;
+    uint32_t value;
+    bool equal;
+};
+
+static inline bool spin_word_ready(void *user)
+{
+    const struct spin_word *word = (const struct spin_word *)user;
+    return (atomic_load_explicit(word->word, memory_order_acquire) == word->value) == word->equal;
+}
+
+/* Waits until (*word == value) is `equal`. True: what was written before the word may be read (acquire: pairs with the writer's
+ * release). */
+static inline bool spin_until(struct spin *spin, const _Atomic uint32_t *word, uint32_t value, bool equal)
+{
+    struct spin_word wait = {.word = word, .value = value, .equal = equal};
+    return spin_while_not(spin, spin_word_ready, &wait);
 }
 
 #endif

@@ -1,4 +1,4 @@
-#include "daemon/duck/quota.h"
+#include "proto/base/quota.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -1,6 +1,6 @@
 /* The CPU time that control groups (version 1 or 2) leave to this process: CFS bandwidth, as systemd's CPUQuota= and containers set it. */
-#ifndef FP9_DUCK_QUOTA_H
-#define FP9_DUCK_QUOTA_H
+#ifndef FP9_BASE_QUOTA_H
+#define FP9_BASE_QUOTA_H
 
 #include <stdint.h>
 
