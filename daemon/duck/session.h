@@ -5,7 +5,7 @@
 #include "daemon/duck/wbuf.h"
 #include "proto/wire/msg_step.h"
 
-#define SESSIONS_MAX 64
+#define SESSIONS_MAX WIRE_SESSIONS_MAX
 
 struct session {
     bool used;

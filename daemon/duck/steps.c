@@ -83,6 +83,28 @@ int steps_reserve(struct steps *steps, uint32_t tokens, uint32_t hidden, uint32_
     return r;
 }
 
+static bool was_served(const struct step_queue *queue, uint64_t session)
+{
+    for (uint32_t i = 0; i < queue->served_count; i++)
+        if (queue->served[i] == session)
+            return true;
+    return false;
+}
+
+/* In the round that is being served, unless its session has had its turn in that; after those of its session that wait. */
+static void enqueue(struct step_queue *queue, struct step *step)
+{
+    struct step **at = &queue->first;
+    step->round = queue->round + was_served(queue, step->words.session);
+    for (const struct step *other = queue->first; other; other = other->next)
+        if (other->words.session == step->words.session)
+            step->round = other->round + 1;
+    while (*at && (*at)->round <= step->round)
+        at = &(*at)->next;
+    step->next = *at;
+    *at = step;
+}
+
 int steps_push(struct steps *steps, uint64_t request, const struct msg_step *words, struct err *err)
 {
     if (steps->count >= STEPS_MAX)
@@ -107,13 +129,7 @@ int steps_push(struct steps *steps, uint64_t request, const struct msg_step *wor
     step->words.weights = weights;
     step->partial = weights + s.ids;
     step->batch = words->batch || words->tokens > STEPS_INTERACTIVE_TOKENS;
-    step->next = NULL;
-    struct step_queue *queue = &steps->waiting[step->batch];
-    if (queue->last)
-        queue->last->next = step;
-    else
-        queue->first = step;
-    queue->last = step;
+    enqueue(&steps->waiting[step->batch], step);
     steps->count++;
     return 0;
 }
@@ -125,8 +141,11 @@ struct step *steps_pop(struct steps *steps, bool batch)
     if (!step)
         return NULL;
     queue->first = step->next;
-    if (!queue->first)
-        queue->last = NULL;
+    if (step->round != queue->round)
+        queue->served_count = 0;
+    queue->round = step->round;
+    if (queue->served_count < WIRE_SESSIONS_MAX) /* more only when sessions were closed and opened within a round */
+        queue->served[queue->served_count++] = step->words.session;
     step->next = NULL;
     return step;
 }

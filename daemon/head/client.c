@@ -8,10 +8,13 @@
 #include <sys/socket.h>
 
 #include "proto/base/buf.h"
+#include "proto/base/clock.h"
 #include "proto/control/rpc.h"
 
 #define CLIENT_OUT_MAX (16u * 1024 * 1024) /* bytes waiting to be read by the client */
+#define CLIENT_OUT_PAUSE (1024u * 1024)      /* a client with more waiting is not asked what else it wants */
 #define CLIENT_READ_BYTES 16384            /* a turn's work, then other clients have theirs */
+#define CLIENT_LINE_PATIENCE (20 * CLOCK_NS_PER_S)
 #define CLIENT_GROUPS_MAX 1024
 #define CLIENT_FDS_MAX 8 /* that arrived and whose line is not complete; more are closed */
 
@@ -43,6 +46,8 @@ struct client {
     uint64_t received, consumed; /* bytes of the connection: read; handled as lines */
     struct out *first, **last;
     size_t out_bytes;
+    uint32_t unanswered;
+    uint64_t half_ns; /* since when half a line waits for the rest; 0: none does */
 };
 
 static bool in_group(int fd, gid_t primary, const char *name)
@@ -170,7 +175,7 @@ static void flush(struct client *client)
             client->last = &client->first;
         out_free(out);
     }
-    loop_io_want(client->io, true, client->first != NULL);
+    loop_io_want(client->io, client->broken || client->out_bytes <= CLIENT_OUT_PAUSE, client->first != NULL);
 }
 
 void client_send(struct client *client, char *line, size_t length, int fd)
@@ -242,17 +247,19 @@ static ssize_t receive(struct client *client)
     return n;
 }
 
-/* Hands over whole lines. False when one is longer than allowed. */
+/* Hands over whole lines, until one's answer has to wait for the client to read. False when one is longer than allowed. */
 static bool take_lines(struct client *client)
 {
-    for (;;) {
+    while (client->out_bytes <= CLIENT_OUT_PAUSE) {
         uint8_t *newline = client->in.length > client->scanned
                                ? memchr(client->in.data + client->scanned, '\n', client->in.length - client->scanned)
                                : NULL;
         if (!newline) {
             client->scanned = client->in.length;
+            client->half_ns = !client->in.length ? 0 : client->half_ns ? client->half_ns : clock_now_ns();
             return client->in.length < RPC_LINE_MAX;
         }
+        client->half_ns = 0;
         size_t length = (size_t)(newline - client->in.data);
         client->consumed += length + 1;
         if (length)
@@ -261,14 +268,29 @@ static bool take_lines(struct client *client)
         buf_consume(&client->in, length + 1);
         client->scanned = 0;
     }
+    return true;
+}
+
+/* Says why; the connection is to be closed then. */
+static void complain(struct client *client, const struct err *err)
+{
+    json_t *null = json_null();
+    size_t length;
+    char *line = rpc_reply_error(null, err, &length);
+    if (line)
+        client_send(client, line, length, -1);
 }
 
 static void client_event(void *user, bool readable, bool writable)
 {
     struct client *client = user;
-    if (writable)
+    if (writable) {
         flush(client);
+        take_lines(client); /* those that waited; one that is too long is found by the next read */
+    }
     if (!readable)
+        return;
+    if (client->out_bytes > CLIENT_OUT_PAUSE && !client->broken)
         return;
     if (buf_reserve(&client->in, CLIENT_READ_BYTES, RPC_LINE_MAX + CLIENT_READ_BYTES) == 0) {
         ssize_t n = receive(client);
@@ -280,12 +302,39 @@ static void client_event(void *user, bool readable, bool writable)
                 return;
             struct err err = {0};
             err_set(&err, -EMSGSIZE, ERR_BAD_REQUEST, "a line of more than %d bytes; the connection is closed", RPC_LINE_MAX);
-            json_t *null = json_null();
-            size_t length;
-            char *line = rpc_reply_error(null, &err, &length);
-            if (line)
-                client_send(client, line, length, -1);
+            complain(client, &err);
         }
     }
     client->callbacks.closed(client->callbacks.user, client->id);
+}
+
+bool client_tick(struct client *client, uint64_t now)
+{
+    if (!client->half_ns || now < client->half_ns + CLIENT_LINE_PATIENCE)
+        return true;
+    struct err err = {0};
+    err_set(&err, -ETIMEDOUT, ERR_BAD_REQUEST, "half a line of %zu bytes waited for its end for %d s; the connection is closed",
+            client->in.length, (int)(CLIENT_LINE_PATIENCE / CLOCK_NS_PER_S));
+    complain(client, &err);
+    return false;
+}
+
+void client_asked(struct client *client)
+{
+    client->unanswered++;
+}
+
+void client_answered(struct client *client)
+{
+    client->unanswered--;
+}
+
+uint32_t client_unanswered(const struct client *client)
+{
+    return client->unanswered;
+}
+
+size_t client_waiting_bytes(const struct client *client)
+{
+    return client->out_bytes;
 }

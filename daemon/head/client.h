@@ -33,7 +33,15 @@ uid_t client_uid(const struct client *client);
 int client_take_fd(struct client *client);
 
 /* Takes `line` (malloced). fd >= 0 is duplicated and goes with the line's first byte. A client that does not read what it asked for is
- * cut off when too much has gathered. */
+ * asked for no more requests, and cut off when too much has gathered. */
 void client_send(struct client *client, char *line, size_t length, int fd);
+size_t client_waiting_bytes(const struct client *client); /* sent here and not yet taken by the socket */
+
+/* Requests that were handed over and not answered. */
+void client_asked(struct client *client);
+void client_answered(struct client *client);
+uint32_t client_unanswered(const struct client *client);
+/* Now and then. False: the client is to be freed, since it has begun a line and does not end it. */
+bool client_tick(struct client *client, uint64_t now);
 
 #endif

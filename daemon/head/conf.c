@@ -148,8 +148,6 @@ int conf_check(const struct conf *conf, struct err *err)
         return err_set(err, -ENOENT, ERR_BAD_REQUEST, "[daemon] admin_group: there is no group \"%s\"", conf->admin_group);
     if (*conf->metrics_listen)
         return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[daemon] metrics_listen: this version has no metrics listener; leave it empty");
-    if (conf->deadline_s)
-        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[fleet] deadline_s: this version has no deadlines; leave it 0");
     for (uint32_t i = 0; i < conf->duck_count; i++) {
         int r = check_duck(conf, i, err);
         if (r < 0)

@@ -28,7 +28,7 @@ struct control {
     char path[108];
     struct loop_io *io;
     bool paused;
-    uint64_t resume_ns, complained_ns;
+    uint64_t resume_ns, complained_ns, looked_ns;
     struct client *clients[CONTROL_CLIENTS_MAX];
     uint32_t client_count;
     uint64_t next_client;
@@ -160,6 +160,7 @@ static void client_closed(void *user, uint64_t id)
 static void client_line(void *user, uint64_t id, const char *line, size_t length)
 {
     struct control *control = user;
+    client_asked(find(control, id));
     rpc_dispatch(control->head, id, line, length);
 }
 
@@ -181,6 +182,9 @@ static void turn_away(int fd)
 {
     struct err err = {0};
     err_set(&err, -EBUSY, ERR_BUSY, "%d clients are connected, which is the limit", CONTROL_CLIENTS_MAX);
+    err_value_str(&err, "what", "clients");
+    err_value_int(&err, "limit", CONTROL_CLIENTS_MAX);
+    err_value_int(&err, "in_use", CONTROL_CLIENTS_MAX);
     size_t length;
     _cleanup_(freep) char *line = rpc_reply_error(json_null(), &err, &length);
     if (line && send(fd, line, length, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
@@ -223,6 +227,12 @@ void control_tick(struct control *control, uint64_t now)
         control->paused = false;
         loop_io_want(control->io, true, false);
     }
+    if (now - control->looked_ns < CLOCK_NS_PER_S)
+        return;
+    control->looked_ns = now;
+    for (uint32_t i = control->client_count; i-- > 0;) /* backwards: the last one takes the place of one that goes */
+        if (!client_tick(control->clients[i], now))
+            client_closed(control, client_id(control->clients[i]));
 }
 
 bool control_has_client(const struct control *control, uint64_t id)
@@ -257,6 +267,25 @@ uint32_t control_client_count(const struct control *control)
     return control->client_count;
 }
 
+uint32_t control_unanswered(const struct control *control, uint64_t id)
+{
+    const struct client *client = find(control, id);
+    return client ? client_unanswered(client) : 0;
+}
+
+size_t control_waiting_bytes(const struct control *control, uint64_t id)
+{
+    const struct client *client = find(control, id);
+    return client ? client_waiting_bytes(client) : 0;
+}
+
+static void answered(struct control *control, uint64_t id)
+{
+    struct client *client = find(control, id);
+    if (client)
+        client_answered(client);
+}
+
 static void send_line(struct control *control, uint64_t id, char *line, size_t length, int fd)
 {
     struct client *client = find(control, id);
@@ -268,6 +297,7 @@ static void send_line(struct control *control, uint64_t id, char *line, size_t l
 
 void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd)
 {
+    answered(control, client);
     size_t length;
     char *line = result ? rpc_reply_result(id, result, &length) : NULL;
     json_decref(result);
@@ -282,6 +312,7 @@ void control_reply(struct control *control, uint64_t client, const json_t *id, j
 
 void control_reply_error(struct control *control, uint64_t client, const json_t *id, const struct err *err)
 {
+    answered(control, client);
     size_t length;
     char *line = rpc_reply_error(id, err, &length);
     send_line(control, client, line, length, -1);

@@ -28,6 +28,9 @@ const char *control_client_who(const struct control *control, uint64_t client, c
 /* client_take_fd of the client whose line is being handled. */
 int control_take_fd(struct control *control, uint64_t client);
 uint32_t control_client_count(const struct control *control);
+/* Requests of a client that were not answered yet, the one being handled counted; bytes that wait for it to read. */
+uint32_t control_unanswered(const struct control *control, uint64_t client);
+size_t control_waiting_bytes(const struct control *control, uint64_t client);
 
 /* Answers a request. `result` is taken; fd >= 0 goes with the first byte and stays the caller's. A client that is gone is no error. */
 void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd);

@@ -23,7 +23,9 @@
 #define CORE_DUCKS_MAX 256
 #define CORE_MODELS_MAX 64
 #define CORE_SESSIONS_MAX 1024
-#define CORE_JOBS_MAX 256 /* finished ones are forgotten, oldest first */
+#define CORE_SESSIONS_CLIENT_MAX 32 /* of one connection: half of what a duck holds, so that nobody has a duck alone */
+#define CORE_JOBS_MAX 256           /* finished ones are forgotten, oldest first */
+#define CORE_JOBS_LIVE_MAX 128      /* queued or running; the rest of the table is history */
 #define CORE_NAME_MAX 64
 #define CORE_PATH_MAX 4096
 #define CORE_CHUNK_BYTES (256u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
@@ -205,6 +207,8 @@ struct core_step {
     bool prefill;
     uint32_t chunk_first, chunk_tokens; /* the tokens now with the ducks */
     uint32_t waiting;                   /* ranks that have not answered this chunk */
+    uint32_t deadline_ms;               /* as it was asked for */
+    uint64_t deadline_ns;               /* fails when it is not whole by then; 0: none */
     bool *answered;                     /* owned by the session, [tp] */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     /* sums over chunks */
@@ -333,6 +337,7 @@ struct core {
     bool losses_dirty;
     uint64_t started_ns;
     uint64_t ticked_ns;
+    uint64_t deadline_ns; /* no running step's is earlier; 0: there is none */
     bool stopping;
     struct core_action *actions; /* owned ring */
     size_t action_first, action_count, action_capacity;
@@ -440,6 +445,10 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t s
 void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct err *err);
 /* The edges have added up a chunk and written y. */
 void core_step_summed(struct core *core, uint64_t now, uint64_t session);
+/* The step that was just submitted has `ms` for itself; 0: as long as it takes. */
+void core_step_deadline(struct core *core, uint64_t now, uint64_t session, uint32_t ms);
+/* Steps whose deadlines have passed fail. To be called at core->deadline_ns; earlier it does nothing. */
+void core_deadlines(struct core *core, uint64_t now);
 /* rank of a duck in a session, CORE_NONE when it has none. */
 uint32_t core_session_rank(const struct core_session *session, uint32_t duck);
 

@@ -163,6 +163,7 @@ void core_tick(struct core *core, uint64_t now)
         for (uint32_t i = 0; i < core->duck_count; i++)
             core->ducks[i].heard_ns = now;
     core->ticked_ns = now;
+    core_deadlines(core, now);
     for (uint32_t i = 0; i < core->duck_count; i++)
         tick(core, now, i);
     core_job_start_queued(core); /* waiting may be over by time alone */

@@ -33,6 +33,9 @@ void core_job_free(struct core_job *job)
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err)
 {
     struct core_job *job = NULL;
+    int r = core_admit_job(core, err);
+    if (r < 0)
+        return r;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *other = &core->jobs[i];
         if (!other->used) {
@@ -43,7 +46,7 @@ int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t mod
             job = other;
     }
     if (!job)
-        return err_set(err, -EBUSY, ERR_BUSY, "%d jobs are running or queued, which is the limit", CORE_JOBS_MAX);
+        return err_set(err, -EBUSY, ERR_BUSY, "%d jobs that are over still hold on to files, which is the limit", CORE_JOBS_MAX);
     core_job_free(job);
     *job = (struct core_job){
         .used = true,

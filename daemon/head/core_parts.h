@@ -50,6 +50,9 @@ void core_job_free(struct core_job *job); /* what it owns */
 void core_job_changed(struct core *core, uint64_t id);
 void core_job_start_queued(struct core *core);
 void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err);
+/* Whether there is room for one more (core_admit.c). */
+int core_admit_session(const struct core *core, uint64_t client, const struct core_model *model, struct err *err);
+int core_admit_job(const struct core *core, struct err *err);
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 void core_duck_forget_slot(struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);

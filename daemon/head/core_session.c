@@ -72,12 +72,12 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         return not_ready(model, err);
     if (!request->max_tokens || request->max_tokens > WIRE_STEP_TOKENS_MAX)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "max_tokens %u: must be 1 to %u", request->max_tokens, WIRE_STEP_TOKENS_MAX);
-    struct core_session *session = NULL;
-    for (uint32_t i = 0; i < CORE_SESSIONS_MAX && !session; i++)
-        if (!core->sessions[i].used)
-            session = &core->sessions[i];
-    if (!session)
-        return err_set(err, -EBUSY, ERR_BUSY, "%d sessions are open, which is the limit", CORE_SESSIONS_MAX);
+    int r = core_admit_session(core, request->client, model, err);
+    if (r < 0)
+        return r;
+    struct core_session *session = core->sessions;
+    while (session->used)
+        session++;
     uint32_t tp = model->plan->tp;
     enum msg_dtype partials = request->partials_given ? request->partials : core->conf.partials;
     *session = (struct core_session){

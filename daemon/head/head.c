@@ -14,6 +14,7 @@
 #include "daemon/head/cache_db.h"
 #include "daemon/head/control.h"
 #include "daemon/head/db.h"
+#include "daemon/head/deadline.h"
 #include "daemon/head/fdstore.h"
 #include "daemon/head/head_run.h"
 #include "daemon/head/load.h"
@@ -369,6 +370,8 @@ static int build(struct head *head, struct err *err)
     if (r == 0)
         r = loop_every(head->loop, HEAD_TICK, tick, head, err);
     if (r == 0)
+        r = deadline_begin(head, err);
+    if (r == 0)
         r = loop_on_signal(head->loop, SIGTERM, on_stop_signal, head, err);
     if (r == 0)
         r = loop_on_signal(head->loop, SIGINT, on_stop_signal, head, err);
@@ -395,6 +398,7 @@ static void take_down(struct head *head)
     cache_check_free(head);
     db_close(head->db);
     fdstore_free(head->fdstore);
+    loop_timer_free(head->alarm);
     loop_free(head->loop);
 }
 

@@ -196,18 +196,55 @@ static int add_call(struct loop *loop, int fd, short what, const struct timeval 
     return 0;
 }
 
+static struct timeval timeval_of(uint64_t ns)
+{
+    return (struct timeval){.tv_sec = (time_t)(ns / CLOCK_NS_PER_S), .tv_usec = (suseconds_t)(ns % CLOCK_NS_PER_S / CLOCK_NS_PER_US)};
+}
+
 int loop_every(struct loop *loop, uint64_t interval_ns, loop_fn fn, void *user, struct err *err)
 {
-    struct timeval interval = {
-        .tv_sec = (time_t)(interval_ns / CLOCK_NS_PER_S),
-        .tv_usec = (suseconds_t)(interval_ns % CLOCK_NS_PER_S / CLOCK_NS_PER_US),
-    };
+    struct timeval interval = timeval_of(interval_ns);
     return add_call(loop, -1, 0, &interval, fn, user, err);
 }
 
 int loop_on_signal(struct loop *loop, int signal_number, loop_fn fn, void *user, struct err *err)
 {
     return add_call(loop, signal_number, EV_SIGNAL, NULL, fn, user, err);
+}
+
+struct loop_timer {
+    struct call call; /* its event is made once and added anew each time */
+};
+
+int loop_timer_new(struct loop *loop, loop_fn fn, void *user, struct loop_timer **ret_timer, struct err *err)
+{
+    struct loop_timer *timer = calloc(1, sizeof *timer);
+    if (!timer)
+        return err_no_memory(err, "timer", sizeof *timer);
+    timer->call = (struct call){.fn = fn, .user = user};
+    timer->call.event = event_new(loop->base, -1, 0, call_event, &timer->call);
+    if (!timer->call.event) {
+        free(timer);
+        return err_set(err, -ENOMEM, ERR_NO_MEMORY, "event loop: out of memory");
+    }
+    *ret_timer = timer;
+    return 0;
+}
+
+/* Rounded up: an alarm that rings early would ring twice. */
+void loop_timer_set(struct loop_timer *timer, uint64_t delay_ns)
+{
+    struct timeval delay = timeval_of(delay_ns + CLOCK_NS_PER_US - 1);
+    if (event_add(timer->call.event, &delay) < 0)
+        abort(); /* what waits for it would wait for ever */
+}
+
+void loop_timer_free(struct loop_timer *timer)
+{
+    if (!timer)
+        return;
+    event_free(timer->call.event);
+    free(timer);
 }
 
 void loop_post(struct loop *loop, loop_fn fn, void *user)

@@ -30,6 +30,12 @@ CLEANUP_DEFINE(struct loop_io *, loop_io_free);
 int loop_every(struct loop *loop, uint64_t interval_ns, loop_fn fn, void *user, struct err *err);
 int loop_on_signal(struct loop *loop, int signal_number, loop_fn fn, void *user, struct err *err);
 
+/* One that rings once, `delay_ns` after it was set last. */
+struct loop_timer;
+int loop_timer_new(struct loop *loop, loop_fn fn, void *user, struct loop_timer **ret_timer, struct err *err);
+void loop_timer_set(struct loop_timer *timer, uint64_t delay_ns);
+void loop_timer_free(struct loop_timer *timer);
+
 /* Any thread: fn(user) runs on the loop's thread, in the order of the posts. Aborts when out of memory: a lost completion would
  * hang a job. */
 void loop_post(struct loop *loop, loop_fn fn, void *user);

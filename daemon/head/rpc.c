@@ -42,6 +42,15 @@ static int handle(const struct call *call, const struct schema_method *method, j
     }
     if (call->head->stopping)
         return err_set(err, -ESHUTDOWN, ERR_CANCELLED, "fp9d is stopping");
+    uint32_t unanswered = control_unanswered(call->head->control, call->client);
+    if (unanswered > RPC_INFLIGHT_MAX) {
+        err_set(err, -EBUSY, ERR_BUSY, "%u requests of this connection wait for their answers, the limit is %d", unanswered - 1,
+                RPC_INFLIGHT_MAX);
+        err_value_str(err, "what", "requests of a connection");
+        err_value_int(err, "limit", RPC_INFLIGHT_MAX);
+        err_value_int(err, "in_use", unanswered - 1);
+        return -EBUSY;
+    }
     for (size_t i = 0; i < ARRAY_LENGTH(handlers); i++)
         if (strcmp(handlers[i].method, method->name) == 0)
             return handlers[i].handler(call, ret_result, err);

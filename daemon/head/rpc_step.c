@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/deadline.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
@@ -207,9 +208,11 @@ static int take_step(const struct call *call, struct session *session, bool pref
         r = overlap(&y, &weights, err);
     if (r == 0)
         r = core_step_submit(core, clock_now_ns(), session->id, layer, tokens, top_k, prefill, err);
-    if (r == 0)
-        session->step_id = json_incref((json_t *)call->id);
-    return r;
+    if (r < 0)
+        return r;
+    session->step_id = json_incref((json_t *)call->id);
+    deadline_set(call->head, session->id, (uint32_t)rpc_param_int(call->params, "deadline_ms", call->head->conf->deadline_s * 1000LL));
+    return 0;
 }
 
 static int step(const struct call *call, bool prefill, struct err *err)

@@ -147,7 +147,7 @@ struct fp9_step {
     const int32_t *topk_ids;   /* [tokens][top_k]; -1: empty slot */
     const float *topk_weights; /* [tokens][top_k] */
     void *y;                   /* [tokens][hidden_size] in output_dtype; NULL: leave the output in its place in the arena */
-    uint32_t deadline_ms;      /* fail with DEADLINE when it takes longer; 0: none */
+    uint32_t deadline_ms;      /* fail with DEADLINE when it takes longer; 0: fp9d's setting, which is none as shipped */
 };
 
 struct fp9_timing {

@@ -11,6 +11,7 @@
 #define TP_MAX 1024
 #define DUCKS_MAX 1024
 #define TOKENS_MAX 4096
+#define DEADLINE_MAX 86400000 /* a day */
 #define PATH_BYTES_MAX 4095
 #define NAME_BYTES_MAX 63
 #define KEY_BYTES_MAX 64
@@ -109,6 +110,8 @@ static const struct schema_param session_params[] = {
 };
 
 static const struct schema_param step_params[] = {
+    INT("deadline_ms", OPTIONAL, 1, DEADLINE_MAX,
+        "fail with DEADLINE when the output is not there so many milliseconds after the request; [fleet] deadline_s when left out"),
     INT("layer", REQUIRED, 0, LAYER_MAX, "index of the layer, from 0"),
     INT("session", REQUIRED, 1, SESSION_MAX, "id of the session"),
     INT("tokens", REQUIRED, 0, TOKENS_MAX, "T, rows of x; at most the session's max_tokens"),
@@ -155,8 +158,8 @@ const struct schema_method schema_methods[] = {
 const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
 
 const struct schema_later schema_later[] = {
-    {"decode", "deadline_ms"}, {"duck.add", NULL},    {"duck.drain", NULL},       {"duck.remove", NULL},    {"events.subscribe", NULL},
-    {"metrics", NULL},         {"model.load", "mtp"}, {"prefill", "deadline_ms"}, {"session.open", "ring"},
+    {"duck.add", NULL}, {"duck.drain", NULL},   {"duck.remove", NULL},    {"events.subscribe", NULL},
+    {"metrics", NULL},  {"model.load", "mtp"}, {"session.open", "ring"},
 };
 const size_t schema_later_count = ARRAY_LENGTH(schema_later);
 

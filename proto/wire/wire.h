@@ -110,6 +110,7 @@ enum wire_type {
 #define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024)  /* STEP, STEP_DONE */
 #define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)   /* SLOTS */
 #define WIRE_SLOTS_MAX 16384
+#define WIRE_SESSIONS_MAX 64 /* open on one link */
 #define WIRE_NAME_MAX 64
 #define WIRE_STEP_TOKENS_MAX 4096 /* fp9d cuts longer prefills into chunks */
 #define WIRE_TOP_K_MAX 64

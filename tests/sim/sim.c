@@ -339,15 +339,24 @@ void sim_run(struct sim *sim, uint64_t duration)
     act_all(sim);
     for (;;) {
         uint64_t tick = sim->ticked + SIM_TICK, until = tick < end ? tick : end;
+        uint64_t deadline = sim->core->deadline_ns;
+        until = deadline && deadline < until ? deadline : until;
         struct sim_answer due;
         while (next_answer(sim, until, &due)) {
             sim->now = due.at > sim->now ? due.at : sim->now;
             const struct sim_duck *duck = &sim->ducks[due.action.duck];
-            if (duck->running && !duck->mute)
+            bool step = due.action.type == CORE_ACT_STEP_CHUNK;
+            if (step && duck->lagging)
+                later(sim, &due.action, due.action.duck, due.step);
+            else if (duck->running && !duck->mute && !(step && duck->idle))
                 answer(sim, &due);
             act_all(sim);
         }
         sim->now = until;
+        core_deadlines(sim->core, sim->now);
+        act_all(sim);
+        if (until < tick && until < end)
+            continue;
         if (tick > end)
             return;
         sim->ticked = tick;

@@ -69,7 +69,7 @@ static void every_key_is_taken(void **state)
     struct err err = {0};
     assert_int_equal(load("[daemon]\nsocket=/s\nstate_dir=/d\nlog_level=debug\nadmin_group=root\nmetrics_listen=\n"
                           "[fleet]\nlocal_ducks=3\nlocal_memory=2G\nlocal_cores=0\npersistent_judge=no\npartials=f32\n"
-                          "heartbeat_s=5\ngrace_s=0\ndeadline_s=0\n",
+                          "heartbeat_s=5\ngrace_s=0\ndeadline_s=86400\n",
                           &conf, &err),
                      0);
     assert_string_equal(conf->socket, "/s");
@@ -122,7 +122,7 @@ static void refusals_name_the_key(void **state)
         {"[fleet]\npartials=fp8\n", {"partials", "bf16, f32"}},
         {"[daemon]\nadmin_group=no-such-group-here\n", {"admin_group", "no-such-group-here"}},
         {"[daemon]\nmetrics_listen=127.0.0.1:1\n", {"metrics_listen", "this version"}},
-        {"[fleet]\ndeadline_s=3\n", {"deadline_s", "this version"}},
+        {"[fleet]\ndeadline_s=86401\n", {"deadline_s", "86400"}},
         {"[duck \"kitchen\"]\naddress=kitchen:7909\n", {"kitchen", "plaintext"}},
         {"[duck \"kitchen\"]\naddress=kitchen:7909\nplaintext=yes\nkey_file=/etc/hosts\n", {"kitchen", "key_file"}},
         {"[duck \"kitchen\"]\nplaintext=yes\n", {"kitchen", "address: is missing"}},

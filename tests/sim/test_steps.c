@@ -1,0 +1,159 @@
+/* Steps in virtual time: deadlines, late answers. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/sim.h"
+
+#define SPACE (64u << 20)
+
+static void submit(struct sim *sim, uint64_t session, uint32_t layer, bool prefill, uint32_t deadline_ms)
+{
+    struct err err = {0};
+    if (core_step_submit(sim->core, sim->now, session, layer, 1, layer ? 2 : 0, prefill, &err) < 0)
+        fail_msg("%s", err.message);
+    core_step_deadline(sim->core, sim->now, session, deadline_ms);
+}
+
+static void one_good_step(struct sim *sim, uint64_t session)
+{
+    unsigned done = sim->steps_done, failed = sim->steps_failed;
+    submit(sim, session, 2, false, 50);
+    sim_run(sim, 10 * SIM_LATENCY);
+    assert_int_equal(sim->steps_done, done + 1);
+    assert_int_equal(sim->steps_failed, failed);
+}
+
+static void test_passed(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 3, SPACE);
+    sim_load(&sim, "tiny", 3, 64);
+    uint64_t session = sim_session(&sim, "tiny");
+    /* It hears, it answers pings, it never answers a step: nothing but the deadline ends that. */
+    sim.ducks[1].idle = sim.ducks[2].idle = true;
+    submit(&sim, session, 3, true, 250);
+    uint64_t begun = sim.now;
+    sim_run(&sim, 249 * CLOCK_NS_PER_MS);
+    assert_int_equal(sim.steps_failed, 0);
+    sim_run(&sim, CLOCK_NS_PER_MS);
+    assert_int_equal(sim.now - begun, 250 * CLOCK_NS_PER_MS);
+    assert_int_equal(sim.steps_failed, 1);
+    assert_int_equal(sim.last_step_err.name, ERR_DEADLINE);
+    assert_string_equal(sim.last_step_err.message,
+                        "duck local1 had not answered prefill of layer 3 when its deadline of 250 ms passed, nor have 1 more");
+    assert_non_null(strstr(sim.last_step_err.values, "\"layer\":3"));
+    assert_non_null(strstr(sim.last_step_err.values, "\"duck\":\"local1\""));
+    assert_non_null(strstr(sim.last_step_err.values, "\"phase\":\"prefill\""));
+    /* A minute later the duck is still up, and a step of it ends in time all the same. */
+    sim_run(&sim, 60 * CLOCK_NS_PER_S);
+    assert_int_equal(sim.core->ducks[1].state, CORE_DUCK_UP);
+    sim.ducks[1].idle = sim.ducks[2].idle = false;
+    one_good_step(&sim, session);
+    assert_int_equal(sim.ducks[1].starts, 1);
+    sim_stop(&sim);
+}
+
+static void test_late_answers_are_dropped(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 3, SPACE);
+    sim_load(&sim, "tiny", 3, 64);
+    uint64_t session = sim_session(&sim, "tiny");
+    sim.ducks[0].lagging = true;
+    submit(&sim, session, 1, false, 20);
+    sim_run(&sim, 30 * CLOCK_NS_PER_MS);
+    assert_int_equal(sim.steps_failed, 1);
+    /* The next step is sent while the late answer is still out; only its own answers count. */
+    submit(&sim, session, 2, false, 1000);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    const struct core_session *known = core_session_find(sim.core, session);
+    assert_true(known->step.running);
+    assert_int_equal(known->step.waiting, 1);
+    sim.ducks[0].lagging = false;
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(sim.steps_done, 1);
+    assert_int_equal(sim.steps_failed, 1);
+    assert_int_equal(known->steps_done, 1);
+    sim_stop(&sim);
+}
+
+static void test_none_and_in_time(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 2, SPACE);
+    sim_load(&sim, "tiny", 2, 64);
+    uint64_t session = sim_session(&sim, "tiny");
+    one_good_step(&sim, session);
+    assert_int_not_equal(sim.core->deadline_ns, 0); /* the alarm of a step that is over may still ring, for nothing */
+    sim_run(&sim, CLOCK_NS_PER_S);
+    assert_int_equal(sim.core->deadline_ns, 0);
+    assert_int_equal(sim.steps_failed, 0);
+    sim.ducks[1].idle = true;
+    submit(&sim, session, 2, false, 0);
+    sim_run(&sim, 3600 * CLOCK_NS_PER_S);
+    assert_int_equal(sim.steps_failed, 0);
+    assert_true(core_session_find(sim.core, session)->step.running);
+    sim_stop(&sim);
+}
+
+static void test_each_its_own(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 2, SPACE);
+    sim_load(&sim, "tiny", 2, 64);
+    uint64_t sessions[3];
+    static const uint32_t deadlines[] = {300, 100, 200};
+    for (size_t i = 0; i < 3; i++)
+        sessions[i] = sim_session(&sim, "tiny");
+    sim.ducks[0].idle = true;
+    uint64_t begun = sim.now;
+    for (size_t i = 0; i < 3; i++)
+        submit(&sim, sessions[i], 1, false, deadlines[i]);
+    for (unsigned failed = 1; failed <= 3; failed++) {
+        sim_run(&sim, begun + failed * 100 * CLOCK_NS_PER_MS - sim.now);
+        assert_int_equal(sim.steps_failed, failed);
+    }
+    sim_stop(&sim);
+}
+
+/* The loss of a duck ends a step before its deadline, and by its own name. */
+static void test_loss_comes_first(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 2, SPACE);
+    sim_load(&sim, "tiny", 2, 64);
+    uint64_t session = sim_session(&sim, "tiny");
+    sim.ducks[0].idle = true;
+    submit(&sim, session, 1, false, 500);
+    sim_run(&sim, 100 * CLOCK_NS_PER_MS);
+    sim_kill(&sim, 0, "gone");
+    assert_int_equal(sim.steps_failed, 1);
+    assert_int_equal(sim.last_step_err.name, ERR_DUCK_LOST);
+    sim.ducks[0].idle = false;
+    sim_run(&sim, 5 * CLOCK_NS_PER_S);
+    assert_int_equal(sim.steps_failed, 1);
+    one_good_step(&sim, session);
+    sim_stop(&sim);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_passed),
+        cmocka_unit_test(test_late_answers_are_dropped),
+        cmocka_unit_test(test_none_and_in_time),
+        cmocka_unit_test(test_each_its_own),
+        cmocka_unit_test(test_loss_comes_first),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
