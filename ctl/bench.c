@@ -178,6 +178,7 @@ static enum ctl_exit report(const struct ctl *ctl, const struct bench *bench, st
     json_object_set_new(result, "gparam_per_s", stats_json(steps.params / steps.duck_us / 1e3));
     json_object_set_new(result, "effective_read_gb_per_s", stats_json(steps.weight_bytes / steps.duck_us / 1e3));
     stats_steps_modes(&steps, result);
+    stats_steps_one_shot(&steps, false, result);
     if (bench->prefill)
         stats_steps_prefill_keys(&steps, result);
     stats_steps_release(&steps);

@@ -55,6 +55,31 @@ json_t *stats_json(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+static bool add_parts(struct stats_steps *steps, const struct fp9_one_shot *one_shot)
+{
+    const double parts[STATS_PARTS] = {one_shot->spawn_us, one_shot->map_us, one_shot->team_us, one_shot->run_us, one_shot->exit_us};
+    bool good = true;
+    for (int i = 0; i < STATS_PARTS; i++)
+        good = stats_add(&steps->one_shot[i], parts[i]) && good;
+    return good;
+}
+
+void stats_steps_one_shot(struct stats_steps *steps, bool sum, json_t *result)
+{
+    static const char *const names[STATS_PARTS] = {"spawn", "map", "team", "run", "exit"};
+    if (!steps->one_shot[0].count)
+        return;
+    json_t *json = json_object();
+    for (int i = 0; i < STATS_PARTS; i++) {
+        const struct stats *part = &steps->one_shot[i];
+        double value = sum ? 0.0 : stats_quantile(&steps->one_shot[i], 0.5);
+        for (size_t n = 0; sum && n < part->count; n++)
+            value += part->values[n];
+        json_object_set_new(json, names[i], stats_json(value));
+    }
+    json_object_set_new(result, "one_shot_us", json);
+}
+
 bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing)
 {
     steps->duck_us += isfinite(timing->duck_max_us) ? timing->duck_max_us : 0.0;
@@ -65,7 +90,7 @@ bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing)
     steps->tiles += (double)timing->tiles;
     steps->tile_tokens += isfinite(timing->avg_tile_batch) ? (double)timing->tiles * timing->avg_tile_batch : 0.0;
     steps->modes |= timing->mode >= 0 && timing->mode < MODES ? 1u << timing->mode : 0;
-    return stats_add(&steps->job_time, timing->job_time_us) && stats_add(&steps->judge_wait, timing->judge_wait_us) &&
+    return add_parts(steps, &timing->one_shot) && stats_add(&steps->job_time, timing->job_time_us) && stats_add(&steps->judge_wait, timing->judge_wait_us) &&
            stats_add(&steps->duck_max, timing->duck_max_us) && stats_add(&steps->judge_gap, timing->judge_gap_us) &&
            stats_add(&steps->judge_ratio, timing->judge_ratio);
 }
@@ -80,6 +105,9 @@ bool stats_steps_append(struct stats_steps *steps, const struct stats_steps *mor
     steps->tiles += more->tiles;
     steps->tile_tokens += more->tile_tokens;
     steps->modes |= more->modes;
+    for (int i = 0; i < STATS_PARTS; i++)
+        if (!stats_append(&steps->one_shot[i], &more->one_shot[i]))
+            return false;
     return stats_append(&steps->job_time, &more->job_time) && stats_append(&steps->judge_wait, &more->judge_wait) &&
            stats_append(&steps->duck_max, &more->duck_max) && stats_append(&steps->judge_gap, &more->judge_gap) &&
            stats_append(&steps->judge_ratio, &more->judge_ratio);
@@ -92,6 +120,8 @@ void stats_steps_release(struct stats_steps *steps)
     stats_release(&steps->duck_max);
     stats_release(&steps->judge_gap);
     stats_release(&steps->judge_ratio);
+    for (int i = 0; i < STATS_PARTS; i++)
+        stats_release(&steps->one_shot[i]);
 }
 
 void stats_steps_mode(const struct stats_steps *steps, json_t *result)

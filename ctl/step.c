@@ -154,6 +154,7 @@ static void report(const struct ctl *ctl, bool prefill, uint64_t tokens, double 
         json_object_set_new(result, "judge_gap_us", stats_json(stats_quantile(&steps->judge_gap, 0.5)));
         json_object_set_new(result, "judge_ratio", stats_json(stats_quantile(&steps->judge_ratio, 0.5)));
     }
+    stats_steps_one_shot(steps, prefill, result);
     if (!ctl_print_json(ctl, result))
         table_print_object(result);
     json_decref(result);

@@ -94,8 +94,10 @@ static bool run(struct exec *exec, struct place *place)
         result->code =
             judge_run(&job->compute, &job->slot, &exec->setup, exec->weights_fd, &exec->one_shots, &exec->cancel, &one_shot, &result->err);
         if (result->code == 0) {
-            result->duck_time_ns = one_shot.duck_time_ns;
+            result->duck_time_ns = one_shot.parts.run_ns;
             result->cost = one_shot.cost;
+            result->one_shot = true;
+            result->parts = one_shot.parts;
         }
         return true;
     }

@@ -35,6 +35,8 @@ struct exec_result {
     struct err err;
     struct compute_cost cost;
     uint64_t duck_time_ns; /* the job's own; what ran while it was paused does not count */
+    bool one_shot;         /* then: where its time went */
+    struct msg_one_shot parts;
 };
 
 /* weights_fd: borrowed, for kernel processes. */

@@ -1,5 +1,6 @@
 /* The one-shot judge: a step in a fresh kernel process (this program executed again), which maps the weights read-only, computes, and
- * exits. Its job and its result lie in a memfd of their own, sealed against any change of size. */
+ * exits. Its job and its result lie in a memfd of their own, sealed against any change of size, so that nothing of one step can be taken
+ * for another's. */
 #ifndef FP9_DUCK_JUDGE_H
 #define FP9_DUCK_JUDGE_H
 
@@ -16,16 +17,19 @@ struct judge_slot {
 };
 
 struct judge_result {
-    uint64_t duck_time_ns;
     struct compute_cost cost;
+    struct msg_one_shot parts; /* by the monotonic clock, without gaps from the call of judge_run to its return */
 };
 
 /* Runs the job in a kernel process, by a team of its own after `setup`, and waits for it; job->layer is not looked at. A process that
- * dies is -EIO INTERNAL naming the signal; *cancel kills it (-ECANCELED). weights_fd must be inheritable. Any thread, one at a time. */
+ * dies is -EIO INTERNAL naming the signal; so is one that made no progress for JUDGE_STALL_LOOKS tenths of setup->stall_ns, and is killed;
+ * *cancel kills it (-ECANCELED). When this returns the process is gone. weights_fd must be inheritable. Any thread, one at a time; the
+ * process dies with the thread. */
+#define JUDGE_STALL_LOOKS 15 /* more than the ten after which its own team names a member that is stalled */
 int judge_run(const struct compute_job *job, const struct judge_slot *slot, const struct team_setup *setup, int weights_fd,
               _Atomic uint64_t *progress, const _Atomic bool *cancel, struct judge_result *ret_result, struct err *err);
 
-/* main() of a kernel process: JUDGE_OPTION JOB-FD WEIGHTS-FD. Returns the exit status. */
+/* main() of a kernel process: JUDGE_OPTION JOB-FD WEIGHTS-FD. Returns the exit status, or ends the process itself. */
 int judge_main(int argc, char **argv);
 
 #endif

@@ -122,6 +122,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
     link->greeted = true;
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
+    link->one_shots = hello.features & WIRE_FEATURE_ONE_SHOT;
     link->tells_taken = hello.features & WIRE_FEATURE_TAKEN;
     link->heartbeat_s = hello.heartbeat_s;
     snprintf(link->peer, sizeof link->peer, "%s of %s%s%s", hello.software, hello.host, link->facts.from ? " at " : "",

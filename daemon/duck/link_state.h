@@ -18,6 +18,7 @@ struct link {
     struct buf *out;   /* borrowed */
     bool greeted;
     bool counts;        /* the head takes counted STEP_DONEs */
+    bool one_shots;     /* the head takes one_shot STEP_DONEs */
     bool buffer;        /* the head takes REVOKED and ROOM */
     bool listed;        /* SLOTS was sent */
     uint64_t room_told; /* wbuf_changes() of the last ROOM */

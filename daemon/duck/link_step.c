@@ -168,6 +168,8 @@ static int answer_step(struct link *link, const struct running *run, const struc
         .mode = (uint8_t)result->cost.mode,
         .tiles = result->cost.tiles,
         .tile_tokens = result->cost.tile_tokens,
+        .one_shot = link->one_shots && result->one_shot,
+        .parts = result->parts,
     };
     uint8_t *partial;
     int r = msg_step_done_encode(link->out, step->request, &done, &partial);

@@ -211,11 +211,14 @@ struct core_step {
     uint64_t deadline_ns;               /* fails when it is not whole by then; 0: none */
     bool *answered;                     /* owned by the session, [tp] */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
+    struct msg_one_shot chunk_parts; /* of the rank whose kernel process took longest */
     /* sums over chunks */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
     uint64_t tiles, tile_tokens; /* of all ranks; 0 from ducks that do not count them */
     bool counted;                /* a duck that counts has answered */
     uint8_t mode;                /* then: the highest over ranks and chunks, as proto/wire/msg_step.h numbers them */
+    bool one_shot;               /* a duck has told where the time of its kernel process went */
+    struct msg_one_shot parts;   /* then: of the slowest rank of each chunk */
     uint32_t chunks;
     struct err err;
 };

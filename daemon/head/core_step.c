@@ -78,6 +78,7 @@ static void send_chunk(struct core *core, uint64_t now, struct core_session *ses
     memset(step->answered, 0, session->tp * sizeof *step->answered);
     step->chunk_started_ns = now;
     step->chunk_duck_max_ns = 0;
+    step->chunk_parts = (struct msg_one_shot){0};
     core_push(core, CORE_ACT_STEP_CHUNK, CORE_NONE, session->id);
 }
 
@@ -113,6 +114,20 @@ static uint32_t answering_rank(struct core_session *session, uint32_t duck, uint
     return rank != CORE_NONE && !session->step.answered[rank] ? rank : CORE_NONE;
 }
 
+static uint64_t whole(const struct msg_one_shot *parts)
+{
+    return parts->spawn_ns + parts->map_ns + parts->team_ns + parts->run_ns + parts->exit_ns;
+}
+
+static void add_parts(struct msg_one_shot *sum, const struct msg_one_shot *more)
+{
+    sum->spawn_ns += more->spawn_ns;
+    sum->map_ns += more->map_ns;
+    sum->team_ns += more->team_ns;
+    sum->run_ns += more->run_ns;
+    sum->exit_ns += more->exit_ns;
+}
+
 void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct msg_step_done *done)
 {
     struct core_session *session = core_session_find(core, id);
@@ -131,10 +146,14 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
     step->counted |= done->counted;
     if (done->duck_time_ns > step->chunk_duck_max_ns)
         step->chunk_duck_max_ns = done->duck_time_ns;
+    step->one_shot |= done->one_shot;
+    if (done->one_shot && whole(&done->parts) > whole(&step->chunk_parts))
+        step->chunk_parts = done->parts;
     if (--step->waiting)
         return;
     step->judge_wait_ns += now - step->chunk_started_ns;
     step->duck_max_ns += step->chunk_duck_max_ns;
+    add_parts(&step->parts, &step->chunk_parts);
     step->chunks++;
     core_push(core, CORE_ACT_STEP_SUM, CORE_NONE, id);
 }

@@ -236,6 +236,13 @@ int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err)
     return step(call, true, err);
 }
 
+static json_t *one_shot_json(const struct msg_one_shot *parts)
+{
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "spawn", rpc_real((double)parts->spawn_ns / 1e3), "map",
+                     rpc_real((double)parts->map_ns / 1e3), "team", rpc_real((double)parts->team_ns / 1e3), "run",
+                     rpc_real((double)parts->run_ns / 1e3), "exit", rpc_real((double)parts->exit_ns / 1e3));
+}
+
 static json_t *step_json(const struct core_session *core_session)
 {
     const struct core_step *done = &core_session->step;
@@ -245,6 +252,8 @@ static json_t *step_json(const struct core_session *core_session)
                              (json_int_t)done->params, "weight_bytes", (json_int_t)done->weight_bytes);
     if (done->counted)
         json_object_set_new(json, "mode", json_integer(done->mode));
+    if (done->one_shot)
+        json_object_set_new(json, "one_shot_us", one_shot_json(&done->parts));
     if (done->prefill) {
         json_object_set_new(json, "tiles", json_integer((json_int_t)done->tiles));
         json_object_set_new(json, "avg_tile_batch", rpc_real(done->tiles ? (double)done->tile_tokens / (double)done->tiles : 0.0));

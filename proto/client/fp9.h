@@ -150,6 +150,12 @@ struct fp9_step {
     uint32_t deadline_ms;      /* fail with DEADLINE when it takes longer; 0: fp9d's setting, which is none as shipped */
 };
 
+/* A one-shot step on the duck whose kernel process took longest: the start of the process, its mapping of the weights, the start of its
+ * threads, the kernels, its end. NaN, all of them, when not given: the step was not one-shot, or empty, or the duck is too old to tell. */
+struct fp9_one_shot {
+    double spawn_us, map_us, team_us, run_us, exit_us;
+};
+
 struct fp9_timing {
     double job_time_us;    /* from the request to the taking of its answer, as the caller sees it */
     double judge_wait_us;  /* fp9d: first byte out to last result in */
@@ -161,6 +167,7 @@ struct fp9_timing {
     uint64_t tiles;        /* prefill: weight tiles run through; 0 when not given */
     double avg_tile_batch; /* prefill: tokens per tile; NaN when not given */
     int mode;              /* how the ducks ran it, see fp9_mode_name(); -1 when not given (an empty step) */
+    struct fp9_one_shot one_shot;
 };
 
 /* 0 dense forward, 1 MoE forward (one core), 4 MoE forward SMP, 5 dense prefill, 6 MoE prefill; "unknown" for others. Up to 4 tokens run

@@ -148,6 +148,18 @@ static int mode_of(const json_t *result)
     return json_is_integer(value) && mode >= 0 && mode < 256 ? (int)mode : -1;
 }
 
+static struct fp9_one_shot one_shot_of(const json_t *result)
+{
+    const json_t *parts = json_object_get(result, "one_shot_us");
+    return (struct fp9_one_shot){
+        .spawn_us = number_or_nan(parts, "spawn"),
+        .map_us = number_or_nan(parts, "map"),
+        .team_us = number_or_nan(parts, "team"),
+        .run_us = number_or_nan(parts, "run"),
+        .exit_us = number_or_nan(parts, "exit"),
+    };
+}
+
 static int step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing *ret_timing, struct err *err)
 {
     struct core_call *call = session->conn && id ? core_find(session->conn, id) : NULL;
@@ -172,6 +184,7 @@ static int step_answer(struct fp9_session *session, uint64_t id, struct fp9_timi
             .tiles = count_or_zero(result, "tiles"),
             .avg_tile_batch = number_or_nan(result, "avg_tile_batch"),
             .mode = mode_of(result),
+            .one_shot = one_shot_of(result),
         };
     json_decref(result);
     return 0;

@@ -125,7 +125,8 @@ static const struct schema_param step_params[] = {
 #define PARAMS(table) table, ARRAY_LENGTH(table)
 #define NO_PARAMS NULL, 0
 #define STEP_RESULT                                                                                                                        \
-    "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, y when the request gave it no offset"
+    "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, one_shot_us of a one-shot session, y when the "       \
+    "request gave it no offset"
 
 /* Sorted by name: schema_find() searches, and the test of this table checks it. */
 const struct schema_method schema_methods[] = {

@@ -256,7 +256,12 @@ static int step_done(const struct frame *frame, char *text, size_t size, struct 
     int used = snprintf(text, size, "tokens %u hidden %u %s duck_time %" PRIu64 " ns params %" PRIu64 " weight_bytes %" PRIu64, m.tokens,
                         m.hidden, m.dtype == MSG_F32 ? "f32" : "bf16", m.duck_time_ns, m.params, m.weight_bytes);
     if (m.counted && used >= 0 && (size_t)used < size)
-        snprintf(text + used, size - (size_t)used, " mode %u tiles %" PRIu64 " of %" PRIu64 " tokens", m.mode, m.tiles, m.tile_tokens);
+        used += snprintf(text + used, size - (size_t)used, " mode %u tiles %" PRIu64 " of %" PRIu64 " tokens", m.mode, m.tiles,
+                         m.tile_tokens);
+    if (m.one_shot && used >= 0 && (size_t)used < size)
+        snprintf(text + used, size - (size_t)used,
+                 " one_shot spawn %" PRIu64 " map %" PRIu64 " team %" PRIu64 " run %" PRIu64 " exit %" PRIu64 " ns", m.parts.spawn_ns,
+                 m.parts.map_ns, m.parts.team_ns, m.parts.run_ns, m.parts.exit_ns);
     return r;
 }
 

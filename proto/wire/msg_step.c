@@ -9,6 +9,7 @@
 #define STEP_FIELDS 32
 #define STEP_DONE_FIELDS 40
 #define STEP_DONE_COUNTS 16
+#define STEP_DONE_ONE_SHOT 40
 #define MODE_MAX 6
 
 int msg_session_open_encode(struct buf *buf, uint64_t request, const struct msg_session_open *msg)
@@ -143,6 +144,25 @@ int msg_step_decode(const struct frame *frame, struct msg_step *ret_msg, struct 
     return code;
 }
 
+static void write_one_shot(struct bytes_writer *w, const struct msg_one_shot *parts)
+{
+    bytes_write_u64(w, parts->spawn_ns);
+    bytes_write_u64(w, parts->map_ns);
+    bytes_write_u64(w, parts->team_ns);
+    bytes_write_u64(w, parts->run_ns);
+    bytes_write_u64(w, parts->exit_ns);
+}
+
+static struct msg_one_shot read_one_shot(struct codec_reader *r)
+{
+    struct msg_one_shot parts = {.spawn_ns = codec_read_u64(r)};
+    parts.map_ns = codec_read_u64(r);
+    parts.team_ns = codec_read_u64(r);
+    parts.run_ns = codec_read_u64(r);
+    parts.exit_ns = codec_read_u64(r);
+    return parts;
+}
+
 static size_t partial_bytes(const struct msg_step_done *msg)
 {
     return (size_t)msg->tokens * msg->hidden * (msg->dtype == MSG_F32 ? 4 : 2);
@@ -153,8 +173,9 @@ int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_ste
     if (msg->tokens > WIRE_STEP_TOKENS_MAX || msg->hidden == 0 || msg->hidden > WIRE_HIDDEN_MAX)
         return -EMSGSIZE;
     size_t partial = partial_bytes(msg);
+    size_t fields = STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + (msg->one_shot ? STEP_DONE_ONE_SHOT : 0);
     struct codec_writer w;
-    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + partial);
+    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, fields + partial);
     if (r < 0)
         return r;
     bytes_write_u64(&w.payload, msg->duck_time_ns);
@@ -162,11 +183,14 @@ int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_ste
     bytes_write_u64(&w.payload, msg->weight_bytes);
     bytes_write_u32(&w.payload, msg->tokens);
     bytes_write_u32(&w.payload, msg->hidden);
-    bytes_write_u64(&w.payload, (uint64_t)msg->dtype | (msg->counted ? UINT64_C(1) << 8 | (uint64_t)msg->mode << 16 : 0));
+    bytes_write_u64(&w.payload, (uint64_t)msg->dtype | (msg->counted ? UINT64_C(1) << 8 | (uint64_t)msg->mode << 16 : 0) |
+                                    (uint64_t)msg->one_shot << 24);
     if (msg->counted) {
         bytes_write_u64(&w.payload, msg->tiles);
         bytes_write_u64(&w.payload, msg->tile_tokens);
     }
+    if (msg->one_shot)
+        write_one_shot(&w.payload, &msg->parts);
     uint8_t *room = bytes_write_room(&w.payload, partial);
     r = codec_end(&w);
     if (r < 0)
@@ -186,11 +210,14 @@ int msg_step_done_decode(const struct frame *frame, struct msg_step_done *ret_ms
     msg.dtype = (enum msg_dtype)codec_read_u8(&r, "dtype", MSG_F32);
     msg.counted = codec_read_bool(&r, "counted");
     msg.mode = (uint8_t)codec_read_u8(&r, "mode", msg.counted ? MODE_MAX : 0);
-    codec_read_zeros(&r, 5);
+    msg.one_shot = codec_read_bool(&r, "one_shot");
+    codec_read_zeros(&r, 4);
     if (msg.counted) {
         msg.tiles = codec_read_u64(&r);
         msg.tile_tokens = codec_read_u64(&r);
     }
+    if (msg.one_shot)
+        msg.parts = read_one_shot(&r);
     if (r.code == 0 && !r.payload.failed) {
         size_t need = partial_bytes(&msg);
         if (need != bytes_reader_left(&r.payload))

@@ -32,6 +32,12 @@ struct msg_step {
     const uint8_t *weights; /* tokens * top_k binary32 */
 };
 
+/* Where the time of a one-shot step went on a duck: its kernel process started, up to main; weights mapped, kernels chosen; its team
+ * started; the kernels; its end, until the duck has its result and it is gone. All of them are all of the step but its waiting. */
+struct msg_one_shot {
+    uint64_t spawn_ns, map_ns, team_ns, run_ns, exit_ns;
+};
+
 struct msg_step_done {
     uint64_t duck_time_ns; /* kernel time */
     uint64_t params;       /* weights applied, padding not counted */
@@ -43,6 +49,8 @@ struct msg_step_done {
     uint8_t mode;           /* 0 dense forward, 1 MoE forward, 4 the same SMP, 5 dense prefill, 6 MoE prefill */
     uint64_t tiles;         /* passes of one expert's weights with a tile of tokens */
     uint64_t tile_tokens;   /* tokens in all of them */
+    bool one_shot;          /* what follows is there; only to a peer with WIRE_FEATURE_ONE_SHOT */
+    struct msg_one_shot parts;
 };
 
 int msg_session_open_encode(struct buf *buf, uint64_t request, const struct msg_session_open *msg);

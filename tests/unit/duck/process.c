@@ -129,7 +129,12 @@ int process_close(struct process *p)
 
 struct msg_hello_duck process_hello(struct process *p)
 {
-    const struct msg_hello hello = {.major = WIRE_VERSION_MAJOR, .software = "test", .host = "here"};
+    return process_hello_with(p, 0);
+}
+
+struct msg_hello_duck process_hello_with(struct process *p, uint64_t features)
+{
+    const struct msg_hello hello = {.major = WIRE_VERSION_MAJOR, .features = features, .software = "test", .host = "here"};
     struct msg_hello_duck duck;
     assert_int_equal(msg_hello_encode(&p->out.buf, ++p->request, &hello), 0);
     process_send(p);

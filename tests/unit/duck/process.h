@@ -30,6 +30,7 @@ int process_close(struct process *p);
 int process_wait(struct process *p);
 
 struct msg_hello_duck process_hello(struct process *p);
+struct msg_hello_duck process_hello_with(struct process *p, uint64_t features);
 struct msg_slot process_prepare(struct process *p, const struct msg_prepare_begin *words, uint64_t seed);
 void process_session(struct process *p, uint64_t session, enum msg_dtype partials, bool one_shot, uint32_t max_tokens);
 /* Queues a STEP and returns its request. */

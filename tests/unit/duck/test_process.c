@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "proto/base/clock.h"
 #include "proto/wire/msg_hello.h"
 #include "tests/unit/duck/process.h"
 
@@ -288,6 +289,43 @@ static void test_killed_kernel_process(void **state)
     close(fd);
 }
 
+/* A head that takes them has the parts of a one-shot step; one that does not, and a persistent step, has not a byte of them. */
+static void test_one_shot_parts(void **state)
+{
+    (void)state;
+    int fd = weights();
+    for (int told = 0; told < 2; told++) {
+        struct process p;
+        struct msg_slot slots[2];
+        process_start(&p, fd, NULL);
+        process_hello_with(&p, told ? WIRE_FEATURE_ONE_SHOT | WIRE_FEATURE_COUNTS : 0);
+        slots_ready(&p, slots);
+        process_session(&p, 1, MSG_F32, true, 4);
+        process_session(&p, 2, MSG_F32, false, 4);
+        struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
+        struct model_input input = model_input(&words, 2, 2, SEED);
+        for (uint64_t session = 1; session <= 2; session++) {
+            uint64_t start = clock_now_ns();
+            process_step(&p, session, 1, &input);
+            process_send(&p);
+            struct frame frame = process_expect(&p, WIRE_STEP_DONE);
+            uint64_t whole = clock_now_ns() - start;
+            struct msg_step_done done;
+            assert_int_equal(msg_step_done_decode(&frame, &done, NULL), 0);
+            assert_int_equal(done.one_shot, told && session == 1);
+            if (!done.one_shot)
+                continue;
+            const struct msg_one_shot *parts = &done.parts;
+            assert_true(parts->spawn_ns && parts->map_ns && parts->team_ns && parts->run_ns && parts->exit_ns);
+            assert_int_equal(parts->run_ns, done.duck_time_ns);
+            assert_true(parts->spawn_ns + parts->map_ns + parts->team_ns + parts->run_ns + parts->exit_ns <= whole);
+        }
+        model_input_free(&input);
+        assert_int_equal(process_close(&p), 0);
+    }
+    close(fd);
+}
+
 static void ends_with_failure(struct process *p, const char *sentence)
 {
     struct err err = process_expect_fail(p);
@@ -411,7 +449,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps),        cmocka_unit_test(test_step_refusals),     cmocka_unit_test(test_killed_and_restarted),
         cmocka_unit_test(test_conversation), cmocka_unit_test(test_while_kernels_run), cmocka_unit_test(test_killed_kernel_process),
-        cmocka_unit_test(test_garbage),      cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_garbage),      cmocka_unit_test(test_no_memory),         cmocka_unit_test(test_one_shot_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,7 +56,7 @@ static int one(struct buf *buf, int i)
     const struct msg_slot slots[] = {samples_slot, samples_slot};
     const struct msg_prepare_data data = {.expert = 3, .matrix = 2, .first_row = 16, .rows = 16, .columns = 5, .scale_count = 2};
     const struct msg_step step = {.session = 9, .layer = 2, .tokens = 3, .top_k = 1, .hidden = 5, .prefill = true, .batch = true};
-    const struct msg_step_done done = {1, 2, 3, MSG_BF16, 3, 5, NULL, true, 6, 4, 9};
+    const struct msg_step_done done = {1, 2, 3, MSG_BF16, 3, 5, NULL, true, 6, 4, 9, true, {11, 12, 13, 14, 15}};
     struct err fail;
     uint8_t *a, *b, *c;
     int r;

@@ -112,6 +112,20 @@ static void test_round_trip(void **state)
     assert_int_equal((step.ids - frame.payload) % 8, 0);
     assert_int_equal(step.x[29], 1);
     assert_int_equal(step.weights[11], 0x3f);
+    frame = sample(f, 28);
+    struct msg_step_done done;
+    uint8_t *partial;
+    assert_int_equal(msg_step_done_decode(&frame, &done, &err), 0);
+    assert_true(done.counted && done.one_shot);
+    assert_int_equal(done.tile_tokens, 9);
+    const struct msg_one_shot parts = {11, 12, 13, 14, 15};
+    assert_memory_equal(&done.parts, &parts, sizeof parts);
+    assert_int_equal(done.partial[29], 2);
+    /* What an older fp9d is sent: not a byte of it. */
+    done.one_shot = false;
+    again.length = 0;
+    assert_int_equal(msg_step_done_encode(&again, 1, &done, &partial), 0);
+    assert_int_equal(again.length, f->offsets[29] - f->offsets[28] - 40);
     frame = sample(f, 8);
     struct msg_prepare_data data;
     assert_int_equal(msg_prepare_data_decode(&frame, &data, &err), 0);

@@ -229,7 +229,8 @@ class Step:
 
     y       the output in the arena, [tokens][hidden_size]; it is there after wait() and lasts until the places are used again
     timing  after wait(): job_time_us (this call as the caller sees it), judge_wait_us, duck_max_us, judge_gap_us, judge_ratio (None when
-            it is not defined), params (weights applied), weight_bytes, and for prefill tiles and avg_tile_batch
+            it is not defined), params (weights applied), weight_bytes, for prefill tiles and avg_tile_batch, for a one-shot step
+            one_shot_us (spawn, map, team, run, exit of the slowest kernel process)
     """
 
     def __init__(self, session, kind, params, places):
