@@ -40,7 +40,7 @@ static const struct table_column job_columns[] = {
 
 static const struct table_column session_columns[] = {
     {"session", "SESSION", TABLE_COUNT},  {"model", "MODEL", TABLE_TEXT},         {"max_tokens", "MAX TOKENS", TABLE_COUNT},
-    {"partials", "PARTIALS", TABLE_TEXT}, {"output_dtype", "OUTPUT", TABLE_TEXT}, {"one_shot", "ONE-SHOT", TABLE_TEXT},
+    {"partials", "PARTIALS", TABLE_TEXT}, {"output_dtype", "OUTPUT", TABLE_TEXT}, {"judge", "JUDGE", TABLE_TEXT},
     {"priority", "PRIORITY", TABLE_TEXT}, {"steps", "STEPS", TABLE_COUNT},
 };
 
@@ -92,6 +92,20 @@ static void print_loads(const json_t *models)
     }
 }
 
+#define JUDGES_TEXT 64
+
+/* " (2 one-shot)", that they all are by configuration, or nothing. */
+static const char *judges_text(const json_t *status, char ret_text[JUDGES_TEXT])
+{
+    json_int_t one_shot = json_integer_value(json_object_get(status, "one_shot_sessions"));
+    ret_text[0] = '\0';
+    if (json_is_false(json_object_get(status, "persistent_judge")))
+        snprintf(ret_text, JUDGES_TEXT, " (persistent_judge is off: one-shot)");
+    else if (one_shot)
+        snprintf(ret_text, JUDGES_TEXT, " (%lld one-shot)", (long long)one_shot);
+    return ret_text;
+}
+
 enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
 {
     (void)args;
@@ -100,12 +114,12 @@ enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
     if (r)
         return r;
     if (!ctl_print_json(ctl, result)) {
-        char state[TABLE_TEXT_MAX], version[TABLE_TEXT_MAX];
+        char state[TABLE_TEXT_MAX], version[TABLE_TEXT_MAX], judges[JUDGES_TEXT];
         table_format(json_object_get(result, "state"), TABLE_TEXT, state);
         table_format(json_object_get(result, "version"), TABLE_TEXT, version);
-        printf("fp9d %s is %s, up %.0f s, %lld sessions, %lld jobs\n\n", version, state,
+        printf("fp9d %s is %s, up %.0f s, %lld sessions%s, %lld jobs\n\n", version, state,
                json_number_value(json_object_get(result, "uptime_s")), (long long)json_integer_value(json_object_get(result, "sessions")),
-               (long long)json_integer_value(json_object_get(result, "jobs")));
+               judges_text(result, judges), (long long)json_integer_value(json_object_get(result, "jobs")));
         table_print(json_object_get(result, "ducks"), duck_columns, COUNT(duck_columns), "no ducks", ctl->color);
         putchar('\n');
         table_print(json_object_get(result, "models"), model_columns, COUNT(model_columns), "no models", ctl->color);

@@ -90,7 +90,8 @@ bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing)
     steps->tiles += (double)timing->tiles;
     steps->tile_tokens += isfinite(timing->avg_tile_batch) ? (double)timing->tiles * timing->avg_tile_batch : 0.0;
     steps->modes |= timing->mode >= 0 && timing->mode < MODES ? 1u << timing->mode : 0;
-    return add_parts(steps, &timing->one_shot) && stats_add(&steps->job_time, timing->job_time_us) && stats_add(&steps->judge_wait, timing->judge_wait_us) &&
+    return add_parts(steps, &timing->one_shot) && stats_add(&steps->job_time, timing->job_time_us) &&
+           stats_add(&steps->judge_wait, timing->judge_wait_us) &&
            stats_add(&steps->duck_max, timing->duck_max_us) && stats_add(&steps->judge_gap, timing->judge_gap_us) &&
            stats_add(&steps->judge_ratio, timing->judge_ratio);
 }

@@ -97,10 +97,11 @@ int rpc_session_list(const struct call *call, json_t **ret_result, struct err *e
         const struct core_session *session = &core->sessions[i];
         if (!session->used)
             continue;
-        json_array_append_new(sessions, json_pack("{s:I, s:s, s:I, s:s, s:s, s:b, s:s, s:I, s:b}", "session", (json_int_t)session->id,
+        json_array_append_new(sessions, json_pack("{s:I, s:s, s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:b}", "session", (json_int_t)session->id,
                                                   "model", core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens,
                                                   "partials", session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype",
-                                                  session->output == MSG_F32 ? "f32" : "bf16", "one_shot", session->one_shot, "priority",
+                                                  session->output == MSG_F32 ? "f32" : "bf16", "judge",
+                                                  session->one_shot ? "one-shot" : "persistent", "one_shot", session->one_shot, "priority",
                                                   session->batch ? "batch" : "interactive", "steps", (json_int_t)session->steps_done,
                                                   "running", session->step.running));
     }

@@ -44,9 +44,11 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
 {
     (void)err;
     const struct core *core = call->head->core;
-    json_int_t sessions = 0, jobs = 0;
-    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++)
+    json_int_t sessions = 0, one_shot = 0, jobs = 0;
+    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
         sessions += core->sessions[i].used;
+        one_shot += core->sessions[i].used && core->sessions[i].one_shot;
+    }
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
         jobs += core->jobs[i].used && !core_job_over(&core->jobs[i]);
     *ret_result =
@@ -54,6 +56,8 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
                   rpc_real((double)(clock_now_ns() - call->head->started_ns) / 1e9), "ducks", rpc_ducks_json(call->head), "models",
                   rpc_models_json(call->head), "sessions", sessions, "jobs", jobs, "clients",
                   (json_int_t)control_client_count(call->head->control), "isa", kernels_tier_name(), "kernels", kernels_variant_name());
+    json_object_set_new(*ret_result, "one_shot_sessions", json_integer(one_shot));
+    json_object_set_new(*ret_result, "persistent_judge", json_boolean(core->conf.persistent_judge));
     return 0;
 }
 

@@ -125,8 +125,8 @@ static const struct schema_param step_params[] = {
 #define PARAMS(table) table, ARRAY_LENGTH(table)
 #define NO_PARAMS NULL, 0
 #define STEP_RESULT                                                                                                                        \
-    "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, one_shot_us of a one-shot session, y when the "       \
-    "request gave it no offset"
+    "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, one_shot_us of a one-shot session, "               \
+    "y when the request gave it no offset"
 
 /* Sorted by name: schema_find() searches, and the test of this table checks it. */
 const struct schema_method schema_methods[] = {
@@ -153,7 +153,8 @@ const struct schema_method schema_methods[] = {
     {"session.list", false, NO_PARAMS, "sessions", "the open sessions"},
     {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max",
      "start a session; the arena's memfd comes with the answer's first byte"},
-    {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, jobs", "the daemon at a glance"},
+    {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs",
+     "the daemon at a glance"},
 };
 
 const size_t schema_method_count = ARRAY_LENGTH(schema_methods);

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,6 +159,7 @@ static void steps_of_two_sessions(void **state)
         assert_int_equal(fp9_step_answer(sessions[i], ids[i], &timing, &error), 0);
         assert_true(inputs[i].y[0] == (float)i + 0.5f && inputs[i].y[HIDDEN - 1] == (float)i + 0.5f);
         assert_true(timing.judge_wait_us == 30.0 && timing.job_time_us > 0.0);
+        assert_true(isnan(timing.one_shot.spawn_us) && isnan(timing.one_shot.exit_us));
         json_decref(requests[i]);
     }
     assert_int_equal(fp9_next_answer(conn), 0);

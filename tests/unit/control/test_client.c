@@ -363,7 +363,8 @@ static void sessions(void **state)
     close(mine);
     const struct answer answers[] = {
         {.line = OPENED, .fds = {arena}, .fd_count = 1, .in_bytes = true, .look = look_open},
-        {.line = ANSWER(2, "{\"judge_wait_us\":30,\"duck_max_us\":20.5,\"judge_gap_us\":9.5,\"judge_ratio\":null,\"params\":7}"),
+        {.line = ANSWER(2, "{\"judge_wait_us\":30,\"duck_max_us\":20.5,\"judge_gap_us\":9.5,\"judge_ratio\":null,\"params\":7,"
+                        "\"one_shot_us\":{\"spawn\":1,\"map\":2,\"team\":3,\"run\":4,\"exit\":5.5}}"),
          .look = look_step},
         {.line = ANSWER(3, "{}")},
     };
@@ -393,6 +394,9 @@ static void sessions(void **state)
         assert_true(y[i] == (float)i / 2);
     assert_true(timing.judge_wait_us == 30.0 && timing.duck_max_us == 20.5 && timing.job_time_us > 0.0 && timing.params == 7);
     assert_true(isnan(timing.judge_ratio) && timing.weight_bytes == 0);
+    const struct fp9_one_shot *one_shot = &timing.one_shot;
+    assert_true(one_shot->spawn_us == 1.0 && one_shot->map_us == 2.0 && one_shot->team_us == 3.0 && one_shot->run_us == 4.0);
+    assert_true(one_shot->exit_us == 5.5);
     /* What cannot be right is refused without a call. */
     step.tokens = 5;
     assert_int_equal(fp9_decode(session, &step, NULL, &error), -EINVAL);

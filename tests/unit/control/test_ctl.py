@@ -262,6 +262,28 @@ def test_bench(fake, more):
     if "--prefill" in more:
         assert math.isclose(said["gflops"], 2 * 5000 / 20 / 1e3) and said["avg_tile_batch"] == 1 and said["tiles"] == 4 * 3 * 10
     assert daemon.seen("session.open")[0].get("one_shot", False) == ("--one-shot" in more)
+    parts = {"spawn": 5, "map": 1, "team": 2, "run": 20, "exit": 3}
+    assert said.get("one_shot_us") == (parts if "--one-shot" in more else None)
+
+
+def test_one_shot_is_shown(fake, tmp_path):
+    """decode: medians of its steps; prefill, of one step here: sums; the text says the same; status and session list tell the judges."""
+    status = {"state": "ready", "version": "1", "uptime_s": 1, "sessions": 3, "jobs": 0, "ducks": [], "models": []}
+    daemon = fake(session__list={"sessions": [{"session": 7, "model": "m", "judge": judge} for judge in ("persistent", "one-shot")]},
+                  status=lambda params, notify: status)
+    write_tensors(tmp_path / "in", input=("BF16", np.zeros((6, HIDDEN), np.uint16)))
+    for kind in ("decode", "prefill"):
+        line = [kind, "m", "--layer", 0, "--input", "in", "--output", "out", "--one-shot"]
+        said = ctl(daemon, *line, cwd=tmp_path)
+        assert said["one_shot_us"] == {"spawn": 5, "map": 1, "team": 2, "run": 20, "exit": 3}
+        text = run("--socket", daemon.path, *map(str, line), cwd=tmp_path).stdout
+        assert "one_shot_us: spawn 5.000 map 1.000 team 2.000 run 20.0 exit 3.000" in text, text
+    text = run("--socket", daemon.path, "session", "list").stdout
+    assert "JUDGE" in text and "persistent" in text and "one-shot" in text
+    for told, words in (({}, "3 sessions, 0 jobs"), ({"one_shot_sessions": 2, "persistent_judge": True}, "3 sessions (2 one-shot), 0 jobs"),
+                        ({"one_shot_sessions": 3, "persistent_judge": False}, "3 sessions (persistent_judge is off: one-shot), 0 jobs")):
+        status.update(told)
+        assert words in run("--socket", daemon.path, "status").stdout
 
 
 def test_bench_refused(fake):
