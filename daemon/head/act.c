@@ -83,10 +83,10 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_SESSION_READY: rpc_session_ready(head, action->id); break;
     case CORE_ACT_SESSION_FAILED: rpc_session_failed(head, action->id); break;
     case CORE_ACT_SESSION_GONE: session_forget(head, action->id); break;
-    case CORE_ACT_STEP_CHUNK: session_send_chunk(head, action->id); break;
-    case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id); break;
-    case CORE_ACT_STEP_DONE: rpc_step_done(head, action->id); break;
-    case CORE_ACT_STEP_FAILED: rpc_step_failed(head, action->id); break;
+    case CORE_ACT_STEP_CHUNK: session_send_chunk(head, action->id, action->lane); break;
+    case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id, action->lane); break;
+    case CORE_ACT_STEP_DONE: rpc_step_done(head, action->id, action->lane); break;
+    case CORE_ACT_STEP_FAILED: rpc_step_failed(head, action->id, action->lane); break;
     }
 }
 

@@ -34,16 +34,13 @@ void core_free(struct core *core)
     }
     for (size_t i = 0; i < CORE_JOBS_MAX; i++)
         core_job_free(&core->jobs[i]);
-    for (size_t i = 0; i < CORE_SESSIONS_MAX; i++) {
-        free(core->sessions[i].ranks);
-        free(core->sessions[i].duck_of_rank);
-        free(core->sessions[i].step.answered);
-    }
+    for (size_t i = 0; i < CORE_SESSIONS_MAX; i++)
+        core_session_free(&core->sessions[i]);
     free(core->actions);
     free(core);
 }
 
-void core_push(struct core *core, enum core_action_type type, uint32_t duck, uint64_t id)
+static void push(struct core *core, struct core_action action)
 {
     if (core->action_count == core->action_capacity) {
         size_t capacity = core->action_capacity * 2;
@@ -58,7 +55,17 @@ void core_push(struct core *core, enum core_action_type type, uint32_t duck, uin
         core->action_first = 0;
     }
     size_t at = (core->action_first + core->action_count++) % core->action_capacity;
-    core->actions[at] = (struct core_action){.type = type, .duck = duck, .id = id};
+    core->actions[at] = action;
+}
+
+void core_push(struct core *core, enum core_action_type type, uint32_t duck, uint64_t id)
+{
+    push(core, (struct core_action){.type = type, .duck = duck, .id = id});
+}
+
+void core_push_step(struct core *core, enum core_action_type type, const struct core_session *session, const struct core_step *step)
+{
+    push(core, (struct core_action){.type = type, .duck = CORE_NONE, .id = session->id, .lane = (uint32_t)(step - session->steps)});
 }
 
 bool core_next_action(struct core *core, struct core_action *ret_action)

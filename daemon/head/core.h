@@ -28,8 +28,10 @@
 #define CORE_JOBS_LIVE_MAX 128      /* queued or running; the rest of the table is history */
 #define CORE_NAME_MAX 64
 #define CORE_PATH_MAX 4096
-#define CORE_CHUNK_BYTES (256u * 1024 * 1024) /* partials of one chunk over all ranks: bounds memory of long prefills */
+#define CORE_CHUNK_BYTES (256u * 1024 * 1024) /* partials of a chunk a lane, over all ranks and lanes: bounds memory of long prefills */
 #define CORE_CHUNK_TOKENS_MAX 512             /* ducks take no more at once either; frames of more would keep a step waiting */
+#define CORE_LANES_MAX 8                      /* steps of one session in flight; proto/control/rpc.h has the same number */
+#define CORE_LANES_DEFAULT 2                  /* room to send one while another runs */
 #define CORE_NONE UINT32_MAX
 #define CORE_REASON_MAX 512
 #define CORE_KEY_PREFIX_MIN 6
@@ -199,7 +201,7 @@ enum core_rank_session {
     CORE_RANK_OPEN,
 };
 
-/* One decode or prefill call. A session has room for one at a time. */
+/* One decode or prefill call: what runs, or ran last, in one of a session's lanes. */
 struct core_step {
     bool running;
     uint64_t id; /* request id on the links; a late answer to an older one is dropped */
@@ -238,7 +240,8 @@ struct core_session {
     enum core_rank_session *ranks; /* owned, [tp] */
     uint32_t *duck_of_rank;        /* owned, [tp] */
     struct err err;
-    struct core_step step;
+    uint32_t lanes;          /* steps that may be in flight, 1 to CORE_LANES_MAX */
+    struct core_step *steps; /* owned, [lanes]; each is on its own: they may end in any order */
     uint64_t steps_done;
 };
 
@@ -303,15 +306,16 @@ enum core_action_type {
     CORE_ACT_SESSION_FAILED, /* id = session: err says why; answer the client, then core_session_close */
     CORE_ACT_SESSION_CLOSE,  /* duck, id = session */
     CORE_ACT_SESSION_GONE,   /* id = session: free what the edges hold for it */
-    CORE_ACT_STEP_CHUNK,     /* id = session: encode the step's current chunk and send it to all ranks */
-    CORE_ACT_STEP_SUM,       /* id = session: every rank has answered this chunk: add up, write y */
-    CORE_ACT_STEP_DONE,      /* id = session: answer the client */
-    CORE_ACT_STEP_FAILED,    /* id = session: step.err says why */
+    CORE_ACT_STEP_CHUNK,     /* id = session, lane: encode the step's current chunk and send it to all ranks */
+    CORE_ACT_STEP_SUM,       /* id = session, lane: every rank has answered this chunk: add up, write y */
+    CORE_ACT_STEP_DONE,      /* id = session, lane: answer the client */
+    CORE_ACT_STEP_FAILED,    /* id = session, lane: its step's err says why */
 };
 
 struct core_action {
     enum core_action_type type;
     uint32_t duck;
+    uint32_t lane; /* of steps */
     uint64_t id;
 };
 
@@ -433,25 +437,32 @@ struct core_session_request {
     enum msg_dtype output;
     bool one_shot;
     bool batch;
+    uint32_t lanes; /* 0: CORE_LANES_DEFAULT */
 };
 int core_session_open(struct core *core, uint64_t now, const struct core_session_request *request, uint64_t *ret_session, struct err *err);
 void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_t session);
 void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, const struct err *err);
 void core_session_close(struct core *core, uint64_t session);
 struct core_session *core_session_find(struct core *core, uint64_t id);
-/* What can be said before the tensors are looked at: the session lives and is free, layer and tokens are in range. */
+/* The lane that the next step takes; CORE_NONE: as many are in flight as may be. */
+uint32_t core_session_lane(const struct core_session *session);
+uint32_t core_session_in_flight(const struct core_session *session); /* steps */
+/* What can be said before the tensors are looked at: the session lives and has a lane free, layer and tokens are in range. */
 int core_step_check(struct core *core, uint64_t session, uint32_t layer, uint32_t tokens, struct err *err);
-/* That and the rest: routing fits the layer, every rank is there. The ids themselves were checked by the caller. */
+/* That and the rest: routing fits the layer, every rank is there. The ids themselves were checked by the caller. It goes into
+ * core_session_lane. */
 int core_step_submit(struct core *core, uint64_t now, uint64_t session, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
                      struct err *err);
 void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct msg_step_done *done);
 void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct err *err);
 /* The edges have added up a chunk and written y. */
-void core_step_summed(struct core *core, uint64_t now, uint64_t session);
+void core_step_summed(struct core *core, uint64_t now, uint64_t session, uint32_t lane);
 /* The step that was just submitted has `ms` for itself; 0: as long as it takes. */
-void core_step_deadline(struct core *core, uint64_t now, uint64_t session, uint32_t ms);
+void core_step_deadline(struct core *core, uint64_t now, uint64_t session, uint32_t lane, uint32_t ms);
 /* Steps whose deadlines have passed fail. To be called at core->deadline_ns; earlier it does nothing. */
 void core_deadlines(struct core *core, uint64_t now);
+/* Ends the step that runs in a lane, if one does, with CANCELLED: its lane is free, what ducks still say of it is dropped. */
+void core_step_cancel(struct core *core, uint64_t session, uint32_t lane, const char *why);
 /* rank of a duck in a session, CORE_NONE when it has none. */
 uint32_t core_session_rank(const struct core_session *session, uint32_t duck);
 

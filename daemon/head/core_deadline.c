@@ -6,20 +6,20 @@
 #include "daemon/head/core_parts.h"
 #include "proto/base/clock.h"
 
-void core_step_deadline(struct core *core, uint64_t now, uint64_t id, uint32_t ms)
+void core_step_deadline(struct core *core, uint64_t now, uint64_t id, uint32_t lane, uint32_t ms)
 {
     struct core_session *session = core_session_find(core, id);
-    if (!ms || !session || !session->step.running)
+    struct core_step *step = session && lane < session->lanes ? &session->steps[lane] : NULL;
+    if (!ms || !step || !step->running)
         return;
-    session->step.deadline_ms = ms;
-    session->step.deadline_ns = now + ms * CLOCK_NS_PER_MS;
-    if (!core->deadline_ns || session->step.deadline_ns < core->deadline_ns)
-        core->deadline_ns = session->step.deadline_ns;
+    step->deadline_ms = ms;
+    step->deadline_ns = now + ms * CLOCK_NS_PER_MS;
+    if (!core->deadline_ns || step->deadline_ns < core->deadline_ns)
+        core->deadline_ns = step->deadline_ns;
 }
 
-static void fail(struct core *core, struct core_session *session)
+static void fail(struct core *core, struct core_session *session, struct core_step *step)
 {
-    struct core_step *step = &session->step;
     uint32_t silent = CORE_NONE, others = 0;
     for (uint32_t rank = 0; rank < session->tp; rank++) {
         if (step->answered[rank])
@@ -31,15 +31,15 @@ static void fail(struct core *core, struct core_session *session)
     char more[48] = "";
     if (others)
         snprintf(more, sizeof more, ", nor have %u more", others);
-    step->running = false;
-    err_set(&step->err, -ETIMEDOUT, ERR_DEADLINE, "duck %s had not answered %s of layer %u when its deadline of %u ms passed%s", duck,
+    struct err err = {0};
+    err_set(&err, -ETIMEDOUT, ERR_DEADLINE, "duck %s had not answered %s of layer %u when its deadline of %u ms passed%s", duck,
             phase, step->layer, step->deadline_ms, more);
-    err_value_str(&step->err, "duck", duck);
-    err_value_str(&step->err, "phase", phase);
-    err_value_int(&step->err, "layer", step->layer);
-    err_value_int(&step->err, "deadline_ms", step->deadline_ms);
-    err_value_int(&step->err, "unanswered", others + (silent != CORE_NONE));
-    core_push(core, CORE_ACT_STEP_FAILED, CORE_NONE, session->id);
+    err_value_str(&err, "duck", duck);
+    err_value_str(&err, "phase", phase);
+    err_value_int(&err, "layer", step->layer);
+    err_value_int(&err, "deadline_ms", step->deadline_ms);
+    err_value_int(&err, "unanswered", others + (silent != CORE_NONE));
+    core_step_end(core, session, step, &err);
 }
 
 void core_deadlines(struct core *core, uint64_t now)
@@ -49,11 +49,14 @@ void core_deadlines(struct core *core, uint64_t now)
     core->deadline_ns = 0;
     for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
         struct core_session *session = &core->sessions[i];
-        if (!session->used || !session->step.running || !session->step.deadline_ns)
-            continue;
-        if (now >= session->step.deadline_ns)
-            fail(core, session);
-        else if (!core->deadline_ns || session->step.deadline_ns < core->deadline_ns)
-            core->deadline_ns = session->step.deadline_ns;
+        for (uint32_t lane = 0; session->used && lane < session->lanes; lane++) {
+            struct core_step *step = &session->steps[lane];
+            if (!step->running || !step->deadline_ns)
+                continue;
+            if (now >= step->deadline_ns)
+                fail(core, session, step);
+            else if (!core->deadline_ns || step->deadline_ns < core->deadline_ns)
+                core->deadline_ns = step->deadline_ns;
+        }
     }
 }

@@ -42,6 +42,10 @@ void core_seal(struct core *core, uint64_t now, struct core_job *job);
 void core_seal_slot_done(struct core *core, uint64_t now, struct core_job *job, uint32_t duck, const struct msg_slot *slot);
 void core_load_finish(struct core *core, uint64_t now, struct core_job *job);
 void core_push(struct core *core, enum core_action_type type, uint32_t duck, uint64_t id);
+void core_push_step(struct core *core, enum core_action_type type, const struct core_session *session, const struct core_step *step);
+void core_session_free(struct core_session *session); /* what it owns; its place is unused then */
+/* The step ends with err, if it runs. */
+void core_step_end(struct core *core, struct core_session *session, struct core_step *step, const struct err *err);
 void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck);
 void core_model_reconcile(struct core *core, uint64_t now, uint32_t model);
 void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck);

@@ -23,11 +23,13 @@ uint32_t core_session_rank(const struct core_session *session, uint32_t duck)
     return CORE_NONE;
 }
 
-static void session_free(struct core_session *session)
+void core_session_free(struct core_session *session)
 {
     free(session->ranks);
     free(session->duck_of_rank);
-    free(session->step.answered);
+    if (session->steps)
+        free(session->steps[0].answered); /* of all lanes */
+    free(session->steps);
     *session = (struct core_session){0};
 }
 
@@ -37,9 +39,25 @@ static void open_rank(struct core *core, struct core_session *session, uint32_t 
     core_push(core, CORE_ACT_SESSION_OPEN, session->duck_of_rank[rank], session->id);
 }
 
-static uint32_t chunk_of(uint32_t max_tokens, uint32_t tp, uint32_t hidden, enum msg_dtype partials)
+uint32_t core_session_lane(const struct core_session *session)
 {
-    uint64_t chunk = CORE_CHUNK_BYTES / ((uint64_t)tp * hidden * (partials == MSG_F32 ? sizeof(float) : sizeof(uint16_t)));
+    for (uint32_t lane = 0; lane < session->lanes; lane++)
+        if (!session->steps[lane].running)
+            return lane;
+    return CORE_NONE;
+}
+
+uint32_t core_session_in_flight(const struct core_session *session)
+{
+    uint32_t count = 0;
+    for (uint32_t lane = 0; lane < session->lanes; lane++)
+        count += session->steps[lane].running;
+    return count;
+}
+
+static uint32_t chunk_of(uint32_t max_tokens, uint32_t lanes, uint32_t tp, uint32_t hidden, enum msg_dtype partials)
+{
+    uint64_t chunk = CORE_CHUNK_BYTES / ((uint64_t)lanes * tp * hidden * (partials == MSG_F32 ? sizeof(float) : sizeof(uint16_t)));
     if (chunk > CORE_CHUNK_TOKENS_MAX)
         chunk = CORE_CHUNK_TOKENS_MAX;
     if (chunk > max_tokens)
@@ -72,6 +90,9 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         return not_ready(model, err);
     if (!request->max_tokens || request->max_tokens > WIRE_STEP_TOKENS_MAX)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "max_tokens %u: must be 1 to %u", request->max_tokens, WIRE_STEP_TOKENS_MAX);
+    uint32_t lanes = request->lanes ? request->lanes : CORE_LANES_DEFAULT;
+    if (lanes > CORE_LANES_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "lanes %u: must be 1 to %d", lanes, CORE_LANES_MAX);
     int r = core_admit_session(core, request->client, model, err);
     if (r < 0)
         return r;
@@ -88,18 +109,24 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         .tp = tp,
         .max_tokens = request->max_tokens,
         .top_k_max = model->arch->top_k,
-        .chunk_max = chunk_of(request->max_tokens, tp, model->arch->hidden, partials),
+        .chunk_max = chunk_of(request->max_tokens, lanes, tp, model->arch->hidden, partials),
         .partials = partials,
         .output = request->output,
         .one_shot = request->one_shot || !core->conf.persistent_judge,
         .batch = request->batch,
+        .lanes = lanes,
         .ranks = calloc(tp, sizeof *session->ranks),
         .duck_of_rank = calloc(tp, sizeof *session->duck_of_rank),
-        .step.answered = calloc(tp, sizeof *session->step.answered),
+        .steps = calloc(lanes, sizeof *session->steps),
     };
     memcpy(session->key, model->key, DIGEST_SIZE);
-    if (!session->ranks || !session->duck_of_rank || !session->step.answered) {
-        session_free(session);
+    bool *answered = calloc((size_t)lanes * tp, sizeof *answered);
+    for (uint32_t lane = 0; session->steps && lane < lanes; lane++)
+        session->steps[lane].answered = answered ? answered + (size_t)lane * tp : NULL;
+    if (!session->ranks || !session->duck_of_rank || !session->steps || !answered) {
+        if (!session->steps)
+            free(answered);
+        core_session_free(session);
         return err_no_memory(err, "session", tp * sizeof *session->ranks);
     }
     memcpy(session->duck_of_rank, model->duck_of_rank, tp * sizeof *session->duck_of_rank);
@@ -126,19 +153,11 @@ void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_
     }
 }
 
-static void step_fail(struct core *core, struct core_session *session, const struct err *err)
-{
-    if (!session->step.running)
-        return;
-    session->step.running = false;
-    err_copy(&session->step.err, err);
-    core_push(core, CORE_ACT_STEP_FAILED, CORE_NONE, session->id);
-}
-
 /* The session's client gets err, now or with its next step. */
 static void session_fail(struct core *core, struct core_session *session, const struct err *err)
 {
-    step_fail(core, session, err);
+    for (uint32_t lane = 0; lane < session->lanes; lane++)
+        core_step_end(core, session, &session->steps[lane], err);
     if (session->announced || session->err.code)
         return;
     err_copy(&session->err, err);
@@ -176,7 +195,7 @@ void core_session_close(struct core *core, uint64_t id)
         return;
     close_ranks(core, session);
     core_push(core, CORE_ACT_SESSION_GONE, CORE_NONE, id);
-    session_free(session);
+    core_session_free(session);
 }
 
 void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck)
@@ -189,10 +208,12 @@ void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck)
             continue;
         session->ranks[rank] = CORE_RANK_CLOSED;
         struct err err = {0};
-        if (session->step.running)
-            core_err_duck_lost(core, duck, session->step.prefill ? "prefill" : "decode", session->step.layer, &err);
-        else
-            core_err_duck_lost(core, duck, "session.open", CORE_NONE, &err);
+        for (uint32_t lane = 0; lane < session->lanes; lane++) {
+            struct core_step *step = &session->steps[lane];
+            core_err_duck_lost(core, duck, step->prefill ? "prefill" : "decode", step->layer, &err);
+            core_step_end(core, session, step, &err);
+        }
+        core_err_duck_lost(core, duck, "session.open", CORE_NONE, &err);
         session_fail(core, session, &err);
     }
 }

@@ -16,8 +16,12 @@ int core_step_check(struct core *core, uint64_t id, uint32_t layer, uint32_t tok
         err_copy(err, &session->err);
         return session->err.code;
     }
-    if (session->step.running)
-        return err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": a step of it is running; one at a time", session->id);
+    if (core_session_lane(session) == CORE_NONE) {
+        err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": %u of its steps are in flight, which is what it was opened for (lanes)",
+                session->id, session->lanes);
+        err_value_int(err, "lanes", session->lanes);
+        return -EBUSY;
+    }
     if (layer >= model->arch->layers) {
         err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", layer, model->name, model->arch->layers - 1);
         err_value_int(err, "layer", layer);
@@ -68,9 +72,26 @@ static int check_ranks(const struct core *core, const struct core_session *sessi
     return 0;
 }
 
-static void send_chunk(struct core *core, uint64_t now, struct core_session *session)
+void core_step_end(struct core *core, struct core_session *session, struct core_step *step, const struct err *err)
 {
-    struct core_step *step = &session->step;
+    if (!step->running)
+        return;
+    step->running = false;
+    err_copy(&step->err, err);
+    core_push_step(core, CORE_ACT_STEP_FAILED, session, step);
+}
+
+void core_step_cancel(struct core *core, uint64_t id, uint32_t lane, const char *why)
+{
+    struct core_session *session = core_session_find(core, id);
+    struct err err = {0};
+    err_set(&err, -ECANCELED, ERR_CANCELLED, "session %" PRIu64 ": %s", id, why);
+    if (session && lane < session->lanes)
+        core_step_end(core, session, &session->steps[lane], &err);
+}
+
+static void send_chunk(struct core *core, uint64_t now, struct core_session *session, struct core_step *step)
+{
     uint32_t left = step->tokens - step->chunk_first;
     step->chunk_tokens = left < session->chunk_max ? left : session->chunk_max;
     step->id = core->next_id++;
@@ -79,7 +100,7 @@ static void send_chunk(struct core *core, uint64_t now, struct core_session *ses
     step->chunk_started_ns = now;
     step->chunk_duck_max_ns = 0;
     step->chunk_parts = (struct msg_one_shot){0};
-    core_push(core, CORE_ACT_STEP_CHUNK, CORE_NONE, session->id);
+    core_push_step(core, CORE_ACT_STEP_CHUNK, session, step);
 }
 
 int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
@@ -93,25 +114,32 @@ int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t laye
         r = check_ranks(core, session, prefill ? "prefill" : "decode", layer, err);
     if (r < 0)
         return r;
-    bool *answered = session->step.answered;
-    session->step =
-        (struct core_step){.running = true, .layer = layer, .tokens = tokens, .top_k = top_k, .prefill = prefill, .answered = answered};
+    struct core_step *step = &session->steps[core_session_lane(session)];
+    bool *answered = step->answered;
+    *step = (struct core_step){.running = true, .layer = layer, .tokens = tokens, .top_k = top_k, .prefill = prefill, .answered = answered};
     if (tokens)
-        send_chunk(core, now, session);
+        send_chunk(core, now, session, step);
     else {
-        session->step.running = false;
-        core_push(core, CORE_ACT_STEP_DONE, CORE_NONE, id);
+        step->running = false;
+        core_push_step(core, CORE_ACT_STEP_DONE, session, step);
     }
     return 0;
 }
 
-/* The rank that answers a step that is still wanted, or CORE_NONE: an answer to an older step, or a second one, is dropped. */
-static uint32_t answering_rank(struct core_session *session, uint32_t duck, uint64_t step)
+/* The step that a duck answers, and its rank there. NULL when that is not wanted any more: it is of an older step, or the second. */
+static struct core_step *answered_step(struct core_session *session, uint32_t duck, uint64_t id, uint32_t *ret_rank)
 {
-    if (!session || !session->step.running || session->step.id != step)
-        return CORE_NONE;
-    uint32_t rank = core_session_rank(session, duck);
-    return rank != CORE_NONE && !session->step.answered[rank] ? rank : CORE_NONE;
+    for (uint32_t lane = 0; session && lane < session->lanes; lane++) {
+        struct core_step *step = &session->steps[lane];
+        if (!step->running || step->id != id)
+            continue;
+        uint32_t rank = core_session_rank(session, duck);
+        if (rank == CORE_NONE || step->answered[rank])
+            return NULL;
+        *ret_rank = rank;
+        return step;
+    }
+    return NULL;
 }
 
 static uint64_t whole(const struct msg_one_shot *parts)
@@ -131,10 +159,10 @@ static void add_parts(struct msg_one_shot *sum, const struct msg_one_shot *more)
 void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct msg_step_done *done)
 {
     struct core_session *session = core_session_find(core, id);
-    uint32_t rank = answering_rank(session, duck, step_id);
-    if (rank == CORE_NONE)
+    uint32_t rank;
+    struct core_step *step = answered_step(session, duck, step_id, &rank);
+    if (!step)
         return;
-    struct core_step *step = &session->step;
     step->answered[rank] = true;
     step->params += done->params;
     step->weight_bytes += done->weight_bytes;
@@ -155,35 +183,36 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
     step->duck_max_ns += step->chunk_duck_max_ns;
     add_parts(&step->parts, &step->chunk_parts);
     step->chunks++;
-    core_push(core, CORE_ACT_STEP_SUM, CORE_NONE, id);
+    core_push_step(core, CORE_ACT_STEP_SUM, session, step);
 }
 
 void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct err *err)
 {
     struct core_session *session = core_session_find(core, id);
-    if (answering_rank(session, duck, step_id) == CORE_NONE)
+    uint32_t rank;
+    struct core_step *step = answered_step(session, duck, step_id, &rank);
+    if (!step)
         return;
     if (err->name == ERR_CACHE_STALE)
-        core_slot_gone(core, now, duck, session->key, session->step.layer, session->step.prefill ? "prefill" : "decode");
-    session->step.running = false;
-    err_copy(&session->step.err, err);
-    err_prefix(&session->step.err, "duck %s", core->ducks[duck].name);
-    err_value_str(&session->step.err, "duck", core->ducks[duck].name);
-    core_push(core, CORE_ACT_STEP_FAILED, CORE_NONE, id);
+        core_slot_gone(core, now, duck, session->key, step->layer, step->prefill ? "prefill" : "decode");
+    struct err named = *err;
+    err_prefix(&named, "duck %s", core->ducks[duck].name);
+    err_value_str(&named, "duck", core->ducks[duck].name);
+    core_step_end(core, session, step, &named);
 }
 
-void core_step_summed(struct core *core, uint64_t now, uint64_t id)
+void core_step_summed(struct core *core, uint64_t now, uint64_t id, uint32_t lane)
 {
     struct core_session *session = core_session_find(core, id);
-    if (!session || !session->step.running)
+    struct core_step *step = session && lane < session->lanes ? &session->steps[lane] : NULL;
+    if (!step || !step->running)
         return;
-    struct core_step *step = &session->step;
     step->chunk_first += step->chunk_tokens;
     if (step->chunk_first < step->tokens) {
-        send_chunk(core, now, session);
+        send_chunk(core, now, session, step);
         return;
     }
     step->running = false;
     session->steps_done++;
-    core_push(core, CORE_ACT_STEP_DONE, CORE_NONE, id);
+    core_push_step(core, CORE_ACT_STEP_DONE, session, step);
 }

@@ -27,11 +27,11 @@ int deadline_begin(struct head *head, struct err *err)
     return loop_timer_new(head->loop, rang, head, &head->alarm, err);
 }
 
-void deadline_set(struct head *head, uint64_t session, uint32_t ms)
+void deadline_set(struct head *head, uint64_t session, uint32_t lane, uint32_t ms)
 {
     if (!ms)
         return;
     uint64_t now = clock_now_ns();
-    core_step_deadline(head->core, now, session, ms);
+    core_step_deadline(head->core, now, session, lane, ms);
     arm(head, now);
 }

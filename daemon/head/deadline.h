@@ -5,7 +5,7 @@
 #include "daemon/head/head.h"
 
 int deadline_begin(struct head *head, struct err *err);
-/* The running step of a session has `ms` from now on; 0: as long as it takes. */
-void deadline_set(struct head *head, uint64_t session, uint32_t ms);
+/* The step that runs in a lane of a session has `ms` from now on; 0: as long as it takes. */
+void deadline_set(struct head *head, uint64_t session, uint32_t lane, uint32_t ms);
 
 #endif

@@ -44,8 +44,8 @@ int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err);
  * exists. */
 struct session *rpc_own_session(const struct call *call, struct err *err);
 /* CORE_ACT_STEP_DONE and CORE_ACT_STEP_FAILED: the answer to decode or prefill. */
-void rpc_step_done(struct head *head, uint64_t session);
-void rpc_step_failed(struct head *head, uint64_t session);
+void rpc_step_done(struct head *head, uint64_t session, uint32_t lane);
+void rpc_step_failed(struct head *head, uint64_t session, uint32_t lane);
 /* CORE_ACT_SESSION_READY and CORE_ACT_SESSION_FAILED: the answer to session.open. */
 void rpc_session_ready(struct head *head, uint64_t session);
 void rpc_session_failed(struct head *head, uint64_t session);

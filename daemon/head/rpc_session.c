@@ -7,6 +7,8 @@
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
 
+_Static_assert(RPC_LANES_MAX == CORE_LANES_MAX, "the limit has two names");
+
 static enum msg_dtype dtype_param(const json_t *params, const char *key)
 {
     return strcmp(rpc_param_string(params, key, "bf16"), "f32") == 0 ? MSG_F32 : MSG_BF16;
@@ -25,6 +27,7 @@ int rpc_session_open(const struct call *call, json_t **ret_result, struct err *e
         .output = dtype_param(call->params, "output_dtype"),
         .one_shot = rpc_param_bool(call->params, "one_shot", false),
         .batch = strcmp(rpc_param_string(call->params, "priority", "interactive"), "batch") == 0,
+        .lanes = (uint32_t)rpc_param_int(call->params, "lanes", 0),
     };
     uint64_t id;
     int r = core_session_open(core, clock_now_ns(), &request, &id, err);
@@ -45,8 +48,9 @@ void rpc_session_ready(struct head *head, uint64_t id)
         return;
     json_t *open_id = STEAL(session->open_id);
     control_reply(head->control, session->client, open_id,
-                  json_pack("{s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes,
-                            "hidden_size", (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max),
+                  json_pack("{s:I, s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes,
+                            "hidden_size", (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max, "lanes",
+                            (json_int_t)session->lane_count),
                   session->arena_fd);
     json_decref(open_id);
 }
@@ -78,11 +82,11 @@ int rpc_session_close(const struct call *call, json_t **ret_result, struct err *
     struct session *session = rpc_own_session(call, err);
     if (!session)
         return -ENOENT;
-    if (session->step_id) {
-        struct err closed = {0};
-        err_set(&closed, -ECANCELED, ERR_CANCELLED, "session %" PRIu64 " was closed while the step ran", session->id);
-        control_reply_error(call->head->control, call->client, session->step_id, &closed);
-    }
+    struct err closed = {0};
+    err_set(&closed, -ECANCELED, ERR_CANCELLED, "session %" PRIu64 " was closed while the step ran", session->id);
+    for (uint32_t lane = 0; lane < session->lane_count; lane++)
+        if (session->lanes[lane].step_id)
+            control_reply_error(call->head->control, call->client, session->lanes[lane].step_id, &closed);
     core_session_close(call->head->core, session->id);
     *ret_result = json_object();
     return 0;
@@ -97,13 +101,15 @@ int rpc_session_list(const struct call *call, json_t **ret_result, struct err *e
         const struct core_session *session = &core->sessions[i];
         if (!session->used)
             continue;
-        json_array_append_new(sessions, json_pack("{s:I, s:s, s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:b}", "session", (json_int_t)session->id,
-                                                  "model", core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens,
-                                                  "partials", session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype",
-                                                  session->output == MSG_F32 ? "f32" : "bf16", "judge",
-                                                  session->one_shot ? "one-shot" : "persistent", "one_shot", session->one_shot, "priority",
-                                                  session->batch ? "batch" : "interactive", "steps", (json_int_t)session->steps_done,
-                                                  "running", session->step.running));
+        uint32_t in_flight = core_session_in_flight(session);
+        json_array_append_new(sessions,
+                              json_pack("{s:I, s:s, s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:b, s:I, s:I}", "session", (json_int_t)session->id,
+                                        "model", core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens,
+                                        "partials", session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype",
+                                        session->output == MSG_F32 ? "f32" : "bf16", "judge", session->one_shot ? "one-shot" : "persistent", "one_shot",
+                                         session->one_shot, "priority",
+                                        session->batch ? "batch" : "interactive", "steps", (json_int_t)session->steps_done, "running",
+                                        in_flight > 0, "in_flight", (json_int_t)in_flight, "lanes", (json_int_t)session->lanes));
     }
     *ret_result = json_pack("{s:o}", "sessions", sessions);
     return 0;

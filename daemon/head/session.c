@@ -18,31 +18,38 @@ struct session *session_find(const struct head *head, uint64_t id)
     return NULL;
 }
 
+static void lane_release(struct session_lane *lane)
+{
+    outgoing_unref(lane->frame);
+    free(lane->partials);
+    free(lane->sum);
+    free(lane->ids);
+    free(lane->weights);
+    free(lane->x_copy);
+    free(lane->y_copy);
+    json_decref(lane->step_id);
+}
+
 static void session_free(struct session *session)
 {
     if (session->arena)
         munmap(session->arena, session->arena_bytes);
     closep(&session->arena_fd);
-    outgoing_unref(session->frame);
-    free(session->partials);
-    free(session->sum);
-    free(session->ids);
-    free(session->weights);
-    free(session->x_copy);
-    free(session->y_copy);
+    for (uint32_t i = 0; i < session->lane_count; i++)
+        lane_release(&session->lanes[i]);
     json_decref(session->open_id);
-    json_decref(session->step_id);
     free(session);
 }
 
-/* One memfd of which fp9d holds a mapping; sealed, so that the client cannot take the pages away under it. */
+/* One memfd of which fp9d holds a mapping; sealed, so that the client cannot take the pages away under it. Every factor of its size has a
+ * limit, so nothing overflows. */
 static int make_arena(struct session *session, struct err *err)
 {
     uint64_t tokens = session->max_tokens, row = session->hidden;
-    session->arena_bytes = size_round_up(tokens * row * sizeof(uint16_t), SESSION_ALIGN) +
-                           2 * size_round_up(tokens * session->top_k_max * sizeof(int32_t), SESSION_ALIGN) +
-                           size_round_up(tokens * row * sizeof(float), SESSION_ALIGN);
-    session->arena_bytes = size_round_up(session->arena_bytes, 4096);
+    uint64_t step_bytes = size_round_up(tokens * row * sizeof(uint16_t), SESSION_ALIGN) +
+                          2 * size_round_up(tokens * session->top_k_max * sizeof(int32_t), SESSION_ALIGN) +
+                          size_round_up(tokens * row * sizeof(float), SESSION_ALIGN);
+    session->arena_bytes = size_round_up(session->lane_count * step_bytes, 4096);
     session->arena_fd = memfd_create("fp9-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (session->arena_fd < 0 || ftruncate(session->arena_fd, (off_t)session->arena_bytes) < 0 ||
         fcntl(session->arena_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
@@ -54,16 +61,16 @@ static int make_arena(struct session *session, struct err *err)
     return 0;
 }
 
-static int make_buffers(struct session *session, struct err *err)
+static int make_buffers(const struct session *session, struct session_lane *lane, struct err *err)
 {
     size_t chunk = (size_t)session->chunk_max * session->hidden, pairs = (size_t)session->max_tokens * session->top_k_max;
-    session->partials = malloc(session->tp * chunk * session->partial_size);
-    session->sum = malloc(chunk * sizeof *session->sum);
-    session->ids = calloc(pairs ? pairs : 1, sizeof *session->ids);
-    session->weights = calloc(pairs ? pairs : 1, sizeof *session->weights);
-    if (!session->partials || !session->sum || !session->ids || !session->weights)
+    lane->partials = malloc(session->tp * chunk * session->partial_size);
+    lane->sum = malloc(chunk * sizeof *lane->sum);
+    lane->ids = calloc(pairs ? pairs : 1, sizeof *lane->ids);
+    lane->weights = calloc(pairs ? pairs : 1, sizeof *lane->weights);
+    if (!lane->partials || !lane->sum || !lane->ids || !lane->weights)
         return err_no_memory(err, "session buffers", session->tp * chunk * session->partial_size);
-    session->frame = outgoing_new();
+    lane->frame = outgoing_new();
     return 0;
 }
 
@@ -80,14 +87,15 @@ int session_new(struct head *head, const struct core_session *core_session, cons
         .top_k_max = core_session->top_k_max,
         .max_tokens = core_session->max_tokens,
         .chunk_max = core_session->chunk_max,
+        .lane_count = core_session->lanes,
         .partial_size = core_session->partials == MSG_F32 ? sizeof(float) : sizeof(uint16_t),
         .output = core_session->output,
         .open_id = json_incref((json_t *)open_id),
         .arena_fd = -1,
     };
     int r = make_arena(session, err);
-    if (r == 0)
-        r = make_buffers(session, err);
+    for (uint32_t i = 0; r == 0 && i < session->lane_count; i++)
+        r = make_buffers(session, &session->lanes[i], err);
     if (r < 0) {
         session_free(session);
         return r;
@@ -150,14 +158,14 @@ void session_send_close(struct head *head, uint32_t duck, uint64_t id)
 }
 
 /* A frame may still be leaving for a slow or dying duck of an aborted step; it is never overwritten. */
-static struct outgoing *fresh_frame(struct session *session)
+static struct outgoing *fresh_frame(struct session_lane *lane)
 {
-    if (session->frame->refs > 1) {
-        outgoing_unref(session->frame);
-        session->frame = outgoing_new();
+    if (lane->frame->refs > 1) {
+        outgoing_unref(lane->frame);
+        lane->frame = outgoing_new();
     }
-    session->frame->buf.length = 0;
-    return session->frame;
+    lane->frame->buf.length = 0;
+    return lane->frame;
 }
 
 /* One frame goes to all ranks: every duck must know the flag. */
@@ -169,13 +177,14 @@ static bool batch_flag(const struct head *head, const struct core_session *sessi
     return session->batch && known;
 }
 
-void session_send_chunk(struct head *head, uint64_t id)
+void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
 {
     struct session *session = session_find(head, id);
     const struct core_session *core_session = core_session_find(head->core, id);
-    if (!session || !core_session || !core_session->step.running)
+    if (!session || !core_session || !core_session->steps[lane_index].running)
         return;
-    const struct core_step *step = &core_session->step;
+    struct session_lane *lane = &session->lanes[lane_index];
+    const struct core_step *step = &core_session->steps[lane_index];
     struct msg_step msg = {
         .session = id,
         .layer = step->layer,
@@ -185,7 +194,7 @@ void session_send_chunk(struct head *head, uint64_t id)
         .prefill = step->prefill,
         .batch = batch_flag(head, core_session),
     };
-    struct outgoing *out = fresh_frame(session);
+    struct outgoing *out = fresh_frame(lane);
     uint8_t *x, *ids, *weights;
     int r = msg_step_encode(&out->buf, step->id, &msg, &x, &ids, &weights);
     if (r < 0) {
@@ -196,40 +205,48 @@ void session_send_chunk(struct head *head, uint64_t id)
     }
     size_t row = session->hidden * sizeof(uint16_t), first = (size_t)step->chunk_first * step->top_k,
            pairs = (size_t)step->chunk_tokens * step->top_k;
-    memcpy(x, session->x + step->chunk_first * row, step->chunk_tokens * row);
+    memcpy(x, lane->x + step->chunk_first * row, step->chunk_tokens * row);
     if (pairs) {
-        memcpy(ids, session->ids + first, pairs * sizeof(int32_t));
-        memcpy(weights, session->weights + first, pairs * sizeof(float));
+        memcpy(ids, lane->ids + first, pairs * sizeof(int32_t));
+        memcpy(weights, lane->weights + first, pairs * sizeof(float));
     }
     for (uint32_t rank = 0; rank < core_session->tp; rank++)
         peer_send(head->peers[core_session->duck_of_rank[rank]], out, false);
 }
 
-static int check_result(const struct session *session, const struct core_session *core_session, const struct msg_step_done *done,
-                        struct err *err)
+static int check_result(const struct session *session, const struct core_session *core_session, const struct core_step *step,
+                        const struct msg_step_done *done, struct err *err)
 {
-    if (done->dtype != core_session->partials || done->tokens != core_session->step.chunk_tokens || done->hidden != session->hidden)
+    if (done->dtype != core_session->partials || done->tokens != step->chunk_tokens || done->hidden != session->hidden)
         return err_set(err, -EPROTO, ERR_INTERNAL, "its partial is of %u tokens of %u, dtype %d; expected %u of %u, dtype %d", done->tokens,
-                       done->hidden, (int)done->dtype, core_session->step.chunk_tokens, session->hidden, (int)core_session->partials);
+                       done->hidden, (int)done->dtype, step->chunk_tokens, session->hidden, (int)core_session->partials);
     return 0;
 }
 
-/* The session whose running step has this id; steps are few at a time. */
-static struct core_session *session_of_step(struct core *core, uint64_t step)
+/* The session and lane whose running step has this id. */
+static struct session *session_of_step(const struct head *head, uint64_t step, const struct core_session **ret_core, uint32_t *ret_lane)
 {
-    for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++)
-        if (core->sessions[i].used && core->sessions[i].step.running && core->sessions[i].step.id == step)
-            return &core->sessions[i];
+    for (struct session *session = head->sessions; session; session = session->next) {
+        const struct core_session *core_session = core_session_find(head->core, session->id);
+        for (uint32_t lane = 0; core_session && lane < session->lane_count; lane++) {
+            if (!core_session->steps[lane].running || core_session->steps[lane].id != step)
+                continue;
+            *ret_core = core_session;
+            *ret_lane = lane;
+            return session;
+        }
+    }
     return NULL;
 }
 
 void session_take_result(struct head *head, uint32_t duck, const struct frame *frame)
 {
     uint64_t now = clock_now_ns();
-    struct core_session *core_session = session_of_step(head->core, frame->request);
-    struct session *session = core_session ? session_find(head, core_session->id) : NULL;
+    const struct core_session *core_session;
+    uint32_t lane;
+    struct session *session = session_of_step(head, frame->request, &core_session, &lane);
     uint32_t rank = session ? core_session_rank(core_session, duck) : CORE_NONE;
-    if (rank == CORE_NONE || core_session->step.answered[rank])
+    if (rank == CORE_NONE || core_session->steps[lane].answered[rank])
         return; /* late: of a step that was given up */
     uint64_t id = core_session->id;
     struct err err = {0};
@@ -243,40 +260,42 @@ void session_take_result(struct head *head, uint32_t duck, const struct frame *f
     struct msg_step_done done;
     int r = msg_step_done_decode(frame, &done, &err);
     if (r == 0)
-        r = check_result(session, core_session, &done, &err);
+        r = check_result(session, core_session, &core_session->steps[lane], &done, &err);
     if (r < 0) {
         core_duck_broken(head->core, now, duck, err.message);
         return;
     }
     size_t bytes = (size_t)done.tokens * done.hidden * session->partial_size;
     if (bytes)
-        memcpy(session->partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size, done.partial, bytes);
+        memcpy(session->lanes[lane].partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size, done.partial,
+               bytes);
     core_step_result(head->core, now, duck, id, frame->request, &done);
 }
 
 /* kernels/README.md section 6: in rank order, whatever the order of arrival. */
-void session_sum_chunk(struct head *head, uint64_t id)
+void session_sum_chunk(struct head *head, uint64_t id, uint32_t lane_index)
 {
     struct session *session = session_find(head, id);
     const struct core_session *core_session = core_session_find(head->core, id);
-    if (!session || !core_session)
-        return;
-    const struct core_step *step = &core_session->step;
+    if (!session || !core_session || !core_session->steps[lane_index].running)
+        return; /* its memory may be another step's by now */
+    struct session_lane *lane = &session->lanes[lane_index];
+    const struct core_step *step = &core_session->steps[lane_index];
     size_t count = (size_t)step->chunk_tokens * session->hidden;
-    memset(session->sum, 0, count * sizeof *session->sum);
+    memset(lane->sum, 0, count * sizeof *lane->sum);
     for (uint32_t rank = 0; rank < session->tp; rank++) {
-        const uint8_t *partial = session->partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size;
+        const uint8_t *partial = lane->partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size;
         if (core_session->partials == MSG_F32)
-            kernels_add_f32(session->sum, (const float *)partial, count);
+            kernels_add_f32(lane->sum, (const float *)partial, count);
         else
-            kernels_add_bf16(session->sum, (const uint16_t *)partial, count);
+            kernels_add_bf16(lane->sum, (const uint16_t *)partial, count);
     }
     size_t first = (size_t)step->chunk_first * session->hidden;
-    if (session->y_dtype == MSG_F32) {
-        kernels_canonical(session->sum, count);
-        memcpy(session->y + first * sizeof(float), session->sum, count * sizeof(float));
+    if (lane->y_dtype == MSG_F32) {
+        kernels_canonical(lane->sum, count);
+        memcpy(lane->y + first * sizeof(float), lane->sum, count * sizeof(float));
     } else {
-        kernels_to_bf16((uint16_t *)session->y + first, session->sum, count);
+        kernels_to_bf16((uint16_t *)lane->y + first, lane->sum, count);
     }
-    core_step_summed(head->core, clock_now_ns(), id);
+    core_step_summed(head->core, clock_now_ns(), id, lane_index);
 }

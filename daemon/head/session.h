@@ -1,6 +1,7 @@
-/* What fp9d holds for a session beside the core's decisions: the arena, buffers for one step, the request that waits for its answer.
+/* What fp9d holds for a session beside the core's decisions: the arena, and for each lane the buffers of a step and the request that waits
+ * for its answer.
  *
- * All memory of a step is taken when the session is opened. */
+ * All memory of steps is taken when the session is opened. */
 #ifndef FP9_HEAD_SESSION_H
 #define FP9_HEAD_SESSION_H
 
@@ -10,6 +11,37 @@
 #include "proto/control/b64.h"
 
 #define SESSION_ALIGN 64 /* of offsets in the arena */
+
+/* Part of the arena, [begin, end); empty for a tensor that is not there. */
+struct session_range {
+    uint64_t begin, end;
+};
+
+enum session_tensor {
+    SESSION_X,
+    SESSION_IDS,
+    SESSION_WEIGHTS,
+    SESSION_Y,
+    SESSION_TENSORS,
+};
+
+/* A step's buffers, and the step that is in flight in them. */
+struct session_lane {
+    struct outgoing *frame; /* the chunk on its way, encoded once for all ranks */
+    uint8_t *partials;      /* [tp][chunk_max * hidden] of partial_size */
+    float *sum;             /* [chunk_max * hidden] */
+    int32_t *ids;           /* [max_tokens * top_k_max], copied and validated */
+    float *weights;         /* likewise */
+    /* the step */
+    bool busy;                                     /* from its submission to its answer */
+    json_t *step_id;                               /* owned; of the request to answer */
+    struct session_range tensors[SESSION_TENSORS]; /* the client's, while it is busy */
+    const uint8_t *x;                              /* in the arena or x_copy */
+    uint8_t *y;                                    /* in the arena or y_copy */
+    enum msg_dtype y_dtype;
+    bool y_b64;
+    uint8_t *x_copy, *y_copy; /* owned, B64_BYTES_MAX each, made when first needed */
+};
 
 struct session {
     struct session *next;
@@ -21,18 +53,8 @@ struct session {
     int arena_fd;          /* memfd, sealed against shrinking and growing */
     uint8_t *arena;        /* mapped; the client may write to it at any time */
     uint64_t arena_bytes;
-    struct outgoing *frame; /* the chunk on its way, encoded once for all ranks */
-    uint8_t *partials;      /* [tp][chunk_max * hidden] of partial_size */
-    float *sum;             /* [chunk_max * hidden] */
-    int32_t *ids;           /* [max_tokens * top_k_max], copied and validated */
-    float *weights;         /* likewise */
-    /* the running step */
-    json_t *step_id;  /* owned; NULL: none */
-    const uint8_t *x; /* in the arena or x_copy */
-    uint8_t *y;       /* in the arena or y_copy */
-    enum msg_dtype y_dtype;
-    bool y_b64;
-    uint8_t *x_copy, *y_copy; /* owned, B64_BYTES_MAX each, made when first needed */
+    uint32_t lane_count;
+    struct session_lane lanes[CORE_LANES_MAX];
 };
 
 struct session *session_find(const struct head *head, uint64_t id);
@@ -45,8 +67,8 @@ void session_free_all(struct head *head);
 /* Actions. */
 void session_send_open(struct head *head, uint32_t duck, uint64_t id);
 void session_send_close(struct head *head, uint32_t duck, uint64_t id);
-void session_send_chunk(struct head *head, uint64_t id);
-void session_sum_chunk(struct head *head, uint64_t id);
+void session_send_chunk(struct head *head, uint64_t id, uint32_t lane);
+void session_sum_chunk(struct head *head, uint64_t id, uint32_t lane);
 /* A STEP_DONE frame: keeps the partial, tells the core. */
 void session_take_result(struct head *head, uint32_t duck, const struct frame *frame);
 

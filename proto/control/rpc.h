@@ -15,6 +15,7 @@
 #define RPC_LINE_MAX (1024 * 1024) /* bytes of one line either way, newline counted */
 #define RPC_DEPTH_MAX 32           /* nesting of a message */
 #define RPC_INFLIGHT_MAX 64        /* requests of one client that may wait for their answers */
+#define RPC_LANES_MAX 8            /* steps of one session that may be in flight */
 
 struct rpc_request {
     const struct schema_method *method;

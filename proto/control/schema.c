@@ -12,6 +12,7 @@
 #define DUCKS_MAX 1024
 #define TOKENS_MAX 4096
 #define DEADLINE_MAX 86400000 /* a day */
+#define LANES_MAX 8 /* RPC_LANES_MAX */
 #define PATH_BYTES_MAX 4095
 #define NAME_BYTES_MAX 63
 #define KEY_BYTES_MAX 64
@@ -96,6 +97,7 @@ static const struct schema_param job_params[] = {
 };
 
 static const struct schema_param session_open_params[] = {
+    INT("lanes", OPTIONAL, 1, LANES_MAX, "steps that may be in flight at once; the arena has room for so many; 2 when left out"),
     INT("max_tokens", REQUIRED, 1, TOKENS_MAX, "largest step of the session, tokens"),
     STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
     BOOL("one_shot", "a fresh kernel run for each step in place of the persistent judge"),
@@ -151,7 +153,7 @@ const struct schema_method schema_methods[] = {
     {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},
     {"session.close", false, PARAMS(session_params), "", "end a session and drop its arena"},
     {"session.list", false, NO_PARAMS, "sessions", "the open sessions"},
-    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max",
+    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max, lanes",
      "start a session; the arena's memfd comes with the answer's first byte"},
     {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs",
      "the daemon at a glance"},

@@ -286,13 +286,16 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_DIGEST: digest(sim, action->id); break;
     case CORE_ACT_STEP_CHUNK:
         for (uint32_t rank = 0; rank < session->tp; rank++)
-            later(sim, action, session->duck_of_rank[rank], session->step.id);
+            later(sim, action, session->duck_of_rank[rank], session->steps[action->lane].id);
         break;
-    case CORE_ACT_STEP_SUM: core_step_summed(sim->core, sim->now, action->id); break;
-    case CORE_ACT_STEP_DONE: sim->steps_done++; break;
+    case CORE_ACT_STEP_SUM: core_step_summed(sim->core, sim->now, action->id, action->lane); break;
+    case CORE_ACT_STEP_DONE:
+        sim->steps_done++;
+        sim->last_done_lane = action->lane;
+        break;
     case CORE_ACT_STEP_FAILED:
         sim->steps_failed++;
-        sim->last_step_err = session->step.err;
+        sim->last_step_err = session->steps[action->lane].err;
         break;
     case CORE_ACT_SESSION_READY: sim->sessions_ready++; break;
     case CORE_ACT_SESSION_FAILED:

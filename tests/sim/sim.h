@@ -52,6 +52,7 @@ struct sim {
     uint64_t last_freed;
     unsigned last_unreached;
     struct err last_step_err;
+    uint32_t last_done_lane;
     unsigned saved, forgotten;
 };
 

@@ -43,7 +43,7 @@ static void random_event(struct sim *sim, uint64_t *session)
     case 5:
         if (core_session_find(sim->core, *session))
             core_session_close(sim->core, *session);
-        struct core_session_request open = {.client = 1, .model = "tiny", .max_tokens = 4};
+        struct core_session_request open = {.client = 1, .model = "tiny", .max_tokens = 4, .lanes = pick(CORE_LANES_MAX + 1)};
         core_session_open(sim->core, sim->now, &open, session, NULL);
         break;
     case 6:
@@ -67,7 +67,7 @@ static void round_of(unsigned number)
         sim_kill(&sim, i, "last restart");
     sim_run(&sim, 60 * CLOCK_NS_PER_S);
     for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++)
-        if (sim.core->sessions[i].used && sim.core->sessions[i].step.running)
+        if (sim.core->sessions[i].used && core_session_in_flight(&sim.core->sessions[i]))
             fail_msg("round %u: a step of session %llu never ended", number, (unsigned long long)sim.core->sessions[i].id);
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
         if (sim.core->jobs[i].used && !core_job_over(&sim.core->jobs[i]))

@@ -295,7 +295,7 @@ static void test_slot_gone(void **state)
     forget(&sim.ducks[duck], 2);
     struct err stale = {0};
     err_set(&stale, -ESTALE, ERR_CACHE_STALE, "layer 2 has no finished slot here");
-    core_step_failed(sim.core, sim.now, duck, session, core_session_find(sim.core, session)->step.id, &stale);
+    core_step_failed(sim.core, sim.now, duck, session, core_session_find(sim.core, session)->steps[0].id, &stale);
     assert_int_equal(tiny->state, CORE_MODEL_DEGRADED);
     assert_string_equal(core_state_text(sim.core), "degraded");
     const struct core_job *job = sim_load(&sim, "tiny", 3, 64);

@@ -131,7 +131,7 @@ static void test_duck_lost_during_a_step(void **state)
     sim_load(&sim, "tiny", 3, 64);
     uint64_t session = sim_session(&sim, "tiny");
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 2, 1, 2, false, NULL), 0);
-    uint64_t old_step = core_session_find(sim.core, session)->step.id;
+    uint64_t old_step = core_session_find(sim.core, session)->steps[0].id;
     sim_run(&sim, 0);
     sim_kill(&sim, 0, "its process was killed by signal 9 (Killed)");
     assert_int_equal(sim.steps_failed, 1);
@@ -143,7 +143,7 @@ static void test_duck_lost_during_a_step(void **state)
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 2, 1, 2, false, NULL), 0);
     struct msg_step_done stale = {.duck_time_ns = 1};
     core_step_result(sim.core, sim.now, 1, session, old_step, &stale);
-    assert_int_equal(core_session_find(sim.core, session)->step.waiting, 3);
+    assert_int_equal(core_session_find(sim.core, session)->steps[0].waiting, 3);
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(sim.steps_done, 1);
     sim_stop(&sim);
@@ -443,7 +443,7 @@ static void test_chunks(void **state)
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 4096, 2, true, NULL), 0);
     sim_run(&sim, 100 * SIM_LATENCY);
-    const struct core_step *step = &core_session_find(sim.core, session)->step;
+    const struct core_step *step = &core_session_find(sim.core, session)->steps[0];
     assert_int_equal(sim.steps_done, 1);
     assert_int_equal(step->chunks, 8); /* 512 at a time */
     assert_int_equal(step->params, 8 * 3 * 10);

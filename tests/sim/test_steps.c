@@ -14,9 +14,10 @@
 static void submit(struct sim *sim, uint64_t session, uint32_t layer, bool prefill, uint32_t deadline_ms)
 {
     struct err err = {0};
+    uint32_t lane = core_session_lane(core_session_find(sim->core, session));
     if (core_step_submit(sim->core, sim->now, session, layer, 1, layer ? 2 : 0, prefill, &err) < 0)
         fail_msg("%s", err.message);
-    core_step_deadline(sim->core, sim->now, session, deadline_ms);
+    core_step_deadline(sim->core, sim->now, session, lane, deadline_ms);
 }
 
 static void one_good_step(struct sim *sim, uint64_t session)
@@ -74,8 +75,8 @@ static void test_late_answers_are_dropped(void **state)
     submit(&sim, session, 2, false, 1000);
     sim_run(&sim, 5 * SIM_LATENCY);
     const struct core_session *known = core_session_find(sim.core, session);
-    assert_true(known->step.running);
-    assert_int_equal(known->step.waiting, 1);
+    assert_true(known->steps[0].running);
+    assert_int_equal(known->steps[0].waiting, 1);
     sim.ducks[0].lagging = false;
     sim_run(&sim, 5 * SIM_LATENCY);
     assert_int_equal(sim.steps_done, 1);
@@ -100,7 +101,7 @@ static void test_none_and_in_time(void **state)
     submit(&sim, session, 2, false, 0);
     sim_run(&sim, 3600 * CLOCK_NS_PER_S);
     assert_int_equal(sim.steps_failed, 0);
-    assert_true(core_session_find(sim.core, session)->step.running);
+    assert_true(core_session_find(sim.core, session)->steps[0].running);
     sim_stop(&sim);
 }
 
