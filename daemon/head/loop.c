@@ -221,7 +221,7 @@ int loop_timer_new(struct loop *loop, loop_fn fn, void *user, struct loop_timer 
     struct loop_timer *timer = calloc(1, sizeof *timer);
     if (!timer)
         return err_no_memory(err, "timer", sizeof *timer);
-    timer->call = (struct call){.fn = fn, .user = user};
+    timer->call = (struct call){.loop = loop, .fn = fn, .user = user};
     timer->call.event = event_new(loop->base, -1, 0, call_event, &timer->call);
     if (!timer->call.event) {
         free(timer);
