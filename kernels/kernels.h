@@ -59,11 +59,13 @@ struct kernels_rows {
     enum kernels_matrix matrix;
     uint32_t first_row;   /* within the slice; a tile's first (layout_tile_begins) */
     uint32_t rows;        /* whole tiles unless these end with the matrix's last row */
-    const uint8_t *codes; /* rows * columns bytes, no padding between rows */
+    const uint8_t *codes; /* rows * columns bytes, `stride` apart */
     const float *scales;  /* [layout_tiles(first_row, rows)][segments], the tile's scale of each segment */
+    size_t stride;        /* bytes from a row's codes to the next row's; 0: `columns` */
 };
 
-/* Zeroes an expert's bytes (padding rows and columns must be zero), then any number of kernels_pack in any order. */
+/* Zeroes an expert's bytes (padding rows and columns must be zero), then any number of kernels_pack in any order. Memory that is known to
+ * be zero needs none of it. */
 void kernels_pack_begin(const struct layout_mlp *layout, uint8_t *expert);
 
 /* Packs into `expert` (layout->expert_bytes, 64-byte aligned). Checks everything it is given:
@@ -73,8 +75,8 @@ void kernels_pack_begin(const struct layout_mlp *layout, uint8_t *expert);
 int kernels_pack(const struct layout_mlp *layout, uint8_t *expert, const struct kernels_rows *rows, struct err *err);
 
 /* The reverse, for checks: the fp9 value (as kernels_fp9_of_e4m3 gives) at row, column of a matrix, and the scale that applies. */
-uint16_t kernels_unpack(const struct layout_mlp *layout, const uint8_t *expert, enum kernels_matrix matrix, uint32_t row,
-                        uint32_t column, float *ret_scale);
+uint16_t kernels_unpack(const struct layout_mlp *layout, const uint8_t *expert, enum kernels_matrix matrix, uint32_t row, uint32_t column,
+                        float *ret_scale);
 
 bool kernels_scale_ok(float scale); /* finite and |scale| <= 2^80 */
 
@@ -82,9 +84,9 @@ bool kernels_scale_ok(float scale); /* finite and |scale| <= 2^80 */
 
 /* A layer's slot on this rank. */
 struct kernels_layer {
-    const struct layout_mlp *layout; /* of its routed experts (or its dense MLP) */
-    const uint8_t *experts;          /* experts * layout->expert_bytes, 64-byte aligned; NULL when there are none */
-    uint32_t expert_count;           /* routed experts; 1 for a dense MLP */
+    const struct layout_mlp *layout;        /* of its routed experts (or its dense MLP) */
+    const uint8_t *experts;                 /* experts * layout->expert_bytes, 64-byte aligned; NULL when there are none */
+    uint32_t expert_count;                  /* routed experts; 1 for a dense MLP */
     const struct layout_mlp *shared_layout; /* NULL: no shared expert */
     const uint8_t *shared;                  /* shared_layout->expert_bytes */
 };

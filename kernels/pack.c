@@ -102,12 +102,18 @@ static bool any_nan(const uint8_t *codes, uint32_t count)
     return rest || ((found[0] | found[1] | found[2] | found[3]) & ~magnitude);
 }
 
+static size_t stride_of(const struct place *place, const struct kernels_rows *rows)
+{
+    return rows->stride ? rows->stride : place->matrix->columns;
+}
+
 static int check_codes(const struct place *place, const struct kernels_rows *rows, struct err *err)
 {
     uint32_t columns = place->matrix->columns;
+    size_t stride = stride_of(place, rows);
 
     for (uint32_t row = 0; row < rows->rows; row++) {
-        const uint8_t *codes = rows->codes + (size_t)row * columns;
+        const uint8_t *codes = rows->codes + row * stride;
         uint32_t column = 0;
 
         if (!any_nan(codes, columns))
@@ -166,13 +172,13 @@ static uint8_t *pack_columns(const struct tiers_ops *ops, uint8_t *at, uint32_t 
 /* Half groups are at the ends of the first and of the last segment, so that a panel is up to two runs of whole groups with a half one after
  * each. */
 static void pack_panel_tile(const struct tiers_ops *ops, const struct layout_matrix *matrix, uint8_t *at, uint32_t tile,
-                            const uint8_t *codes, uint32_t rows)
+                            const uint8_t *codes, size_t stride, uint32_t rows)
 {
     uint32_t first = matrix->first_half ? LAYOUT_BLOCK - matrix->column_origin : 0;
 
     if (first)
-        at = pack_columns(ops, at, tile, codes, matrix->columns, rows, first, matrix->columns);
-    pack_columns(ops, at, tile, codes + first, matrix->columns, rows, matrix->columns_padded - first, matrix->columns - first);
+        at = pack_columns(ops, at, tile, codes, stride, rows, first, matrix->columns);
+    pack_columns(ops, at, tile, codes + first, stride, rows, matrix->columns_padded - first, matrix->columns - first);
 }
 
 int kernels_pack(const struct layout_mlp *layout, uint8_t *expert, const struct kernels_rows *rows, struct err *err)
@@ -183,6 +189,7 @@ int kernels_pack(const struct layout_mlp *layout, uint8_t *expert, const struct 
     float *scales = (float *)(void *)(expert + matrix->scales_offset);
     const float *from = rows->scales;
     uint32_t end = rows->first_row + rows->rows;
+    size_t stride = stride_of(&place, rows);
     int r;
 
     r = check_shape(&place, rows, err);
@@ -196,15 +203,15 @@ int kernels_pack(const struct layout_mlp *layout, uint8_t *expert, const struct 
     for (uint32_t row = rows->first_row, next; row < end; row = next) {
         struct tile_place at = tile_of(matrix, rows->matrix, row);
         uint8_t *panel = expert + matrix->panels_offset + layout_panel_offset(matrix, at.panel);
-        const uint8_t *codes = rows->codes + (size_t)(row - rows->first_row) * matrix->columns;
+        const uint8_t *codes = rows->codes + (row - rows->first_row) * stride;
 
         next = layout_tile_row(matrix, layout_tile(matrix, row) + 1);
         if (next > end)
             next = end;
         if (at.half)
-            ops->pack_half_panel(panel, at.tile, codes, matrix->columns, next - row, matrix->columns);
+            ops->pack_half_panel(panel, at.tile, codes, stride, next - row, matrix->columns);
         else
-            pack_panel_tile(ops, matrix, panel, at.tile, codes, next - row);
+            pack_panel_tile(ops, matrix, panel, at.tile, codes, stride, next - row);
         for (uint32_t segment = 0; segment < matrix->segments; segment++)
             scales[((size_t)at.panel * matrix->segments + segment) * 2 + at.tile] = *from++;
     }

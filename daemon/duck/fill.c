@@ -388,11 +388,20 @@ static int check_rows(const struct fill *fill, const struct target *target, cons
     return 0;
 }
 
-/* Copies of what the frame holds, the scales aligned. */
-static int work_of_rows(struct fills *fills, const struct fill *fill, const struct target *target, const struct msg_prepare_data *data,
+/* Where a frame's rows are. */
+struct source {
+    const struct msg_prepare_data *data;
+    const uint8_t *codes;
+    size_t stride;
+    bool stays; /* in the stage: need not be copied */
+};
+
+/* Copies of what does not stay, the scales aligned. */
+static int work_of_rows(struct fills *fills, const struct fill *fill, const struct target *target, const struct source *source,
                         struct fill_work **ret_work, struct err *err)
 {
-    size_t codes = (size_t)data->rows * data->columns, scales = data->scale_count * sizeof(float);
+    const struct msg_prepare_data *data = source->data;
+    size_t codes = source->stays ? 0 : (size_t)data->rows * data->columns, scales = data->scale_count * sizeof(float);
     struct fill_work *work = work_new(fills, fill, FILL_ROWS, scales + codes);
     if (!work)
         return err_no_memory(err, "rows", scales + codes);
@@ -400,7 +409,9 @@ static int work_of_rows(struct fills *fills, const struct fill *fill, const stru
     struct bytes_reader r = bytes_reader_init(data->scales, scales);
     for (uint32_t i = 0; i < data->scale_count; i++)
         to[i] = bytes_read_f32(&r);
-    memcpy(work->memory + scales, data->codes, codes);
+    if (!source->stays)
+        memcpy(work->memory + scales, source->codes, codes);
+    work->staged = source->stays;
     work->layout = *target->layout;
     work->expert = target->bytes;
     work->begin = !fill->begun[target->index];
@@ -408,7 +419,8 @@ static int work_of_rows(struct fills *fills, const struct fill *fill, const stru
         .matrix = (enum kernels_matrix)data->matrix,
         .first_row = data->first_row,
         .rows = data->rows,
-        .codes = work->memory + scales,
+        .codes = source->stays ? source->codes : work->memory + scales,
+        .stride = source->stride,
         .scales = to,
     };
     memcpy(work->name, target->name, sizeof work->name);
@@ -416,9 +428,9 @@ static int work_of_rows(struct fills *fills, const struct fill *fill, const stru
     return 0;
 }
 
-static int take_rows(struct fills *fills, struct fill *fill, const struct msg_prepare_data *data, struct fill_work **ret_work,
-                     struct err *err)
+static int take_rows(struct fills *fills, struct fill *fill, const struct source *source, struct fill_work **ret_work, struct err *err)
 {
+    const struct msg_prepare_data *data = source->data;
     struct target target;
     if (fill->ending)
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "rows after PREPARE_END");
@@ -429,7 +441,7 @@ static int take_rows(struct fills *fills, struct fill *fill, const struct msg_pr
         return r;
     r = check_rows(fill, &target, data, err);
     if (r == 0)
-        r = work_of_rows(fills, fill, &target, data, ret_work, err);
+        r = work_of_rows(fills, fill, &target, source, ret_work, err);
     if (r < 0)
         return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
     fill->begun[target.index] = true;
@@ -443,19 +455,32 @@ static int take_rows(struct fills *fills, struct fill *fill, const struct msg_pr
     return 0;
 }
 
-int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct fill_work **ret_work, struct err *err)
+static int fill_rows(struct fills *fills, uint64_t request, const struct source *source, struct fill_work **ret_work, struct err *err)
 {
     *ret_work = NULL;
     struct fill *fill = fill_find(fills, request);
     if (!fill)
         return ignored_find(fills, request) ? 0 : no_such(fills, request, err);
-    int r = take_rows(fills, fill, data, ret_work, err);
+    int r = take_rows(fills, fill, source, ret_work, err);
     if (r == 0)
         return 0;
     uint32_t layer = wbuf_describe(fills->wbuf, fill->slot).layer;
     fill_drop(fills, fill);
     ignore(fills, request);
     return err_prefix(err, "prepare of layer %u", layer);
+}
+
+int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct fill_work **ret_work, struct err *err)
+{
+    const struct source source = {.data = data, .codes = data->codes, .stride = data->columns};
+    return fill_rows(fills, request, &source, ret_work, err);
+}
+
+int fill_staged(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, const uint8_t *codes, size_t stride,
+                struct fill_work **ret_work, struct err *err)
+{
+    const struct source source = {.data = data, .codes = codes, .stride = stride, .stays = true};
+    return fill_rows(fills, request, &source, ret_work, err);
 }
 
 /* ---- end ---------------------------------------------------------------------------------------- */

@@ -28,13 +28,15 @@ struct fill_work {
     uint64_t request, serial; /* of the fill it was handed out for */
     uint32_t slot, layer;
     uint64_t frame_bytes; /* FILL_ROWS: what the sender counts */
-    int code;             /* what came of it: 0, or negative and err */
+    bool staged;          /* FILL_ROWS: the codes are in the stage, and `ticket` tells that they are read no more */
+    uint64_t ticket;
+    int code; /* what came of it: 0, or negative and err */
     struct err err;
     struct wbuf_pages pages;
     struct layout_mlp layout;
     uint8_t *expert;
     bool begin;               /* the first rows of this expert */
-    struct kernels_rows rows; /* codes and scales are in memory */
+    struct kernels_rows rows; /* scales are in memory; codes too, unless staged */
     char name[32];            /* of the expert */
     struct wbuf_sums sums;
     uint64_t checksum;
@@ -58,6 +60,9 @@ void fill_work_discard(struct fills *fills, struct fill_work *work);
 int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct fill_work **ret_work, struct err *err);
 /* Rows, each exactly once; copied. *ret_work NULL: the request is being ignored. */
 int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct fill_work **ret_work, struct err *err);
+/* The same of rows whose codes, `stride` bytes apart, stay where they are until the work is back. */
+int fill_staged(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, const uint8_t *codes, size_t stride,
+                struct fill_work **ret_work, struct err *err);
 /* What the rows come from. 0 also for a request that is being ignored. */
 int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DIGEST_SIZE], struct err *err);
 /* *ret_work NULL for an ignored request; negative, naming what is missing. */

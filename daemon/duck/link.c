@@ -120,6 +120,8 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     snprintf(answer.name, sizeof answer.name, "%s", link->facts.name);
     snprintf(answer.boot_id, sizeof answer.boot_id, "%s", wbuf_boot_id(link->wbuf));
     snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
+    if (link->facts.stage)
+        answer.features |= WIRE_FEATURE_STAGE;
     link->greeted = true;
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
     link->one_shots = hello.features & WIRE_FEATURE_ONE_SHOT;
@@ -326,6 +328,7 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_REVOKE: return link_buffer_revoke(link, frame, err);
     case WIRE_PREPARE_BEGIN: return link_prepare_begin(link, frame, err);
     case WIRE_PREPARE_DATA: return link_prepare_data(link, frame, err);
+    case WIRE_PREPARE_STAGED: return link_prepare_staged(link, frame, err);
     case WIRE_PREPARE_SOURCES: return link_prepare_sources(link, frame, err);
     case WIRE_REKEY: return on_rekey(link, frame, err);
     case WIRE_VERIFY: return on_verify(link, frame, err);
@@ -344,6 +347,7 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_PONG:
     case WIRE_SLOTS:
     case WIRE_PREPARE_TAKEN:
+    case WIRE_STAGED_TAKEN:
     case WIRE_SLOT_DONE:
     case WIRE_DROPPED:
     case WIRE_VERIFIED:

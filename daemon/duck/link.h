@@ -8,6 +8,7 @@
 #define FP9_DUCK_LINK_H
 
 #include "daemon/duck/exec.h"
+#include "daemon/duck/stage.h"
 #include "daemon/duck/wbuf.h"
 #include "proto/wire/frame.h"
 
@@ -16,7 +17,8 @@ struct link;
 struct link_facts {
     const char *name; /* of this duck */
     uint32_t cores;
-    const char *from; /* the head's address; NULL: it has none */
+    const char *from;          /* the head's address; NULL: it has none */
+    const struct stage *stage; /* borrowed; NULL: the head shares none */
 };
 
 /* wbuf and exec are borrowed and must outlive the link; answers are appended to `out`. */

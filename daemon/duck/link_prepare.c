@@ -2,12 +2,18 @@
 #include <errno.h>
 
 #include "daemon/duck/link_state.h"
+#include "proto/wire/msg_staged.h"
 
 #define PACK_BYTES_MAX (2u * WIRE_PREPARE_WINDOW)
 
 static int say_taken(struct link *link, uint64_t request, uint64_t bytes, struct err *err)
 {
     return link->tells_taken ? link_sent(msg_prepare_taken_encode(link->out, request, bytes), err) : 0;
+}
+
+static int say_staged_taken(struct link *link, uint64_t request, uint64_t ticket, struct err *err)
+{
+    return link_sent(msg_staged_taken_encode(link->out, request, ticket), err);
 }
 
 static void post(struct link *link, struct fill_work *work)
@@ -21,10 +27,13 @@ static int answer(struct link *link, struct fill_work *work, struct err *err)
 {
     struct msg_slot slot;
     struct err why = {0};
-    uint64_t request = work->request, bytes = work->kind == FILL_ROWS ? work->frame_bytes : 0;
+    bool staged = work->kind == FILL_ROWS && work->staged;
+    uint64_t request = work->request, bytes = work->kind == FILL_ROWS ? work->frame_bytes : 0, ticket = work->ticket;
     int r = fill_done(link->fills, work, &slot, &why), sent = 0;
     link->pack_bytes -= bytes;
-    if (bytes)
+    if (staged)
+        sent = say_staged_taken(link, request, ticket, err);
+    else if (bytes)
         sent = say_taken(link, request, bytes, err);
     if (sent == 0 && r < 0)
         sent = link_fail(link, request, &why, err);
@@ -94,6 +103,27 @@ int link_prepare_data(struct link *link, const struct frame *frame, struct err *
     if (r < 0)
         r = link_fail(link, frame->request, &why, err);
     return r < 0 ? r : say_taken(link, frame->request, bytes, err);
+}
+
+int link_prepare_staged(struct link *link, const struct frame *frame, struct err *err)
+{
+    const struct stage *stage = link->facts.stage;
+    struct msg_prepare_staged msg;
+    int r = msg_prepare_staged_decode(frame, stage ? stage->size : 0, &msg, err);
+    if (r < 0)
+        return r;
+    struct err why = {0};
+    struct fill_work *work;
+    r = fill_staged(link->fills, frame->request, &msg.rows, stage->bytes + msg.offset, msg.stride, &work, &why);
+    if (r == 0 && work) {
+        work->frame_bytes = WIRE_FRAME_HEADER + (uint64_t)frame->length;
+        work->ticket = msg.ticket;
+        post(link, work);
+        return 0;
+    }
+    if (r < 0)
+        r = link_fail(link, frame->request, &why, err);
+    return r < 0 ? r : say_staged_taken(link, frame->request, msg.ticket, err);
 }
 
 int link_prepare_sources(struct link *link, const struct frame *frame, struct err *err)

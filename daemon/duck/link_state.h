@@ -59,6 +59,7 @@ int link_answer_drops(struct link *link, struct err *err);
 /* link_prepare.c: frames of loads, as link_frame has them. */
 int link_prepare_begin(struct link *link, const struct frame *frame, struct err *err);
 int link_prepare_data(struct link *link, const struct frame *frame, struct err *err);
+int link_prepare_staged(struct link *link, const struct frame *frame, struct err *err);
 int link_prepare_sources(struct link *link, const struct frame *frame, struct err *err);
 int link_prepare_end(struct link *link, const struct frame *frame, struct err *err);
 int link_prepare_abort(struct link *link, const struct frame *frame, struct err *err);

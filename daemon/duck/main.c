@@ -80,6 +80,13 @@ static int serve_child(const struct options *options, struct err *err)
     r = open_weights(options, options->weights_fd, &wbuf, err);
     if (r < 0)
         return r;
+    _cleanup_(stage_release) struct stage stage = {0};
+    if (options->stage_fd >= 0) {
+        r = stage_open(options->stage_fd, &stage, err);
+        if (r < 0)
+            return err_prefix(err, "--stage-fd");
+        facts.stage = &stage;
+    }
     char text[CORES_TEXT_SIZE];
     log_info("duck", "%s serves over descriptor %d with %s, kernels %s", options->name, options->link_fd, cores_text(&cores, text),
              kernels_variant_name());
@@ -140,7 +147,7 @@ int main(int argc, char **argv)
         return judge_main(argc, argv);
     log_set_program("fp9-duck");
     struct err err = {0};
-    _cleanup_(options_release) struct options options = {.link_fd = -1, .weights_fd = -1};
+    _cleanup_(options_release) struct options options = OPTIONS_NONE;
     int r = options_read(argc, argv, &options, &err);
     if (r > 0)
         return r - 1;

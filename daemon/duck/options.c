@@ -33,6 +33,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "For ducks that fp9d starts on its own machine:\n"
                            "      --link-fd N         connected stream socket to fp9d; the duck ends when it is closed\n"
                            "      --weights-fd N      memfd of the weight buffer, kept by fp9d; its size is the buffer's\n"
+                           "      --stage-fd N        memfd of fp9d's in which it shows rows that it has read\n"
                            "      --name NAME         name shown in fp9ctl, the host's if not given\n"
                            "\n"
                            "Without --link-fd it serves TCP, in plaintext, for which the configuration must say plaintext = yes.\n"
@@ -72,7 +73,7 @@ void options_release(struct options *options)
     free(options->huge_pages);
     free(options->spin_us);
     free(options->name);
-    *options = (struct options){.link_fd = -1, .weights_fd = -1};
+    *options = (struct options)OPTIONS_NONE;
 }
 
 uint64_t options_default_memory(void)
@@ -94,7 +95,7 @@ enum wbuf_huge options_huge(const struct options *options)
 
 static int defaults(struct options *options, struct err *err)
 {
-    *options = (struct options){.link_fd = -1, .weights_fd = -1};
+    *options = (struct options)OPTIONS_NONE;
     int r = set(&options->listen, "127.0.0.1:7909", err);
     if (r == 0)
         r = set(&options->key_file, "", err);
@@ -178,28 +179,23 @@ enum {
     OPT_HELP,
     OPT_LINK_FD,
     OPT_WEIGHTS_FD,
+    OPT_STAGE_FD,
     OPT_NAME,
 };
 
 static const struct option longs[] = {
-    {"config", required_argument, NULL, OPT_CONFIG},
-    {"listen", required_argument, NULL, OPT_LISTEN},
-    {"key-file", required_argument, NULL, OPT_KEY_FILE},
-    {"memory", required_argument, NULL, OPT_MEMORY},
-    {"cores", required_argument, NULL, OPT_CORES},
-    {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"link-fd", required_argument, NULL, OPT_LINK_FD},
-    {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
-    {"name", required_argument, NULL, OPT_NAME},
-    {"members", required_argument, NULL, OPT_MEMBERS},
-    {0},
+    {"config", required_argument, NULL, OPT_CONFIG},     {"listen", required_argument, NULL, OPT_LISTEN},
+    {"key-file", required_argument, NULL, OPT_KEY_FILE}, {"memory", required_argument, NULL, OPT_MEMORY},
+    {"cores", required_argument, NULL, OPT_CORES},       {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
+    {"version", no_argument, NULL, OPT_VERSION},         {"help", no_argument, NULL, OPT_HELP},
+    {"link-fd", required_argument, NULL, OPT_LINK_FD},   {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
+    {"stage-fd", required_argument, NULL, OPT_STAGE_FD}, {"name", required_argument, NULL, OPT_NAME},
+    {"members", required_argument, NULL, OPT_MEMBERS},   {0},
 };
 
 /* Flags and the file are needed before the file is read, values after it. */
 struct line {
-    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *name, *members;
+    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *stage_fd, *name, *members;
     bool check_config;
 };
 
@@ -224,6 +220,7 @@ static int parse(int argc, char **argv, struct line *line)
         case OPT_CORES: line->cores = optarg; break;
         case OPT_LINK_FD: line->link_fd = optarg; break;
         case OPT_WEIGHTS_FD: line->weights_fd = optarg; break;
+        case OPT_STAGE_FD: line->stage_fd = optarg; break;
         case OPT_NAME: line->name = optarg; break;
         case OPT_MEMBERS: line->members = optarg; break;
         case OPT_CHECK_CONFIG: line->check_config = true; break;
@@ -247,6 +244,9 @@ static int apply(const struct line *line, struct options *options, struct err *e
     if (line->weights_fd && !size_parse_u64(line->weights_fd, 0, INT32_MAX, &fd))
         return usage("--weights-fd is no descriptor", line->weights_fd);
     options->weights_fd = line->weights_fd ? (int)fd : -1;
+    if (line->stage_fd && !size_parse_u64(line->stage_fd, 0, INT32_MAX, &fd))
+        return usage("--stage-fd is no descriptor", line->stage_fd);
+    options->stage_fd = line->stage_fd ? (int)fd : -1;
     uint64_t members = 0;
     if (line->members && !size_parse_u64(line->members, 1, TEAM_MEMBERS_MAX, &members))
         return usage("--members is no number from 1 to 64", line->members);
@@ -296,6 +296,6 @@ int options_read(int argc, char **argv, struct options *ret_options, struct err 
         return r;
     options.check_config = line.check_config;
     *ret_options = options;
-    options = (struct options){.link_fd = -1, .weights_fd = -1};
+    options = (struct options)OPTIONS_NONE;
     return 0;
 }

@@ -18,8 +18,13 @@ struct options {
     uint32_t members; /* 0: one for each CPU */
     int link_fd;      /* -1: none */
     int weights_fd;   /* -1: none */
+    int stage_fd;     /* -1: none */
     bool check_config;
 };
+#define OPTIONS_NONE                                                                                                                       \
+    {                                                                                                                                      \
+        .link_fd = -1, .weights_fd = -1, .stage_fd = -1                                                                                    \
+    }
 
 #define OPTIONS_USAGE 2 /* exit status for a wrong command line */
 

@@ -34,7 +34,7 @@ static uint64_t part_sum(const struct wbuf_sums *sums, uint32_t part)
 {
     bool shared = sums->has_shared && part + 1 == sums->parts;
     return checksum_of(sums->data + (shared ? sums->shared_offset : part * sums->part_bytes),
-                           shared ? sums->shared_bytes : sums->part_bytes);
+                       shared ? sums->shared_bytes : sums->part_bytes);
 }
 
 static int32_t part_name(const struct wbuf_sums *sums, uint32_t part)

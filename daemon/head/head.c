@@ -24,6 +24,7 @@
 #include "daemon/head/revoked.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
+#include "daemon/head/stage.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/msg_buffer.h"
@@ -257,7 +258,7 @@ static int add_local_duck(struct head *head, uint32_t index, const char *program
     r = local_buffer(head, name, memory, &weights_fd, err);
     if (r < 0)
         return r;
-    peer_set_local(head->peers[index], program, cores, shared, weights_fd);
+    peer_set_local(head->peers[index], program, cores, shared, weights_fd, head->stage->fd);
     return 0;
 }
 
@@ -267,6 +268,8 @@ static int add_local_ducks(struct head *head, struct err *err)
         return 0;
     char program[4096];
     int r = local_find_program(program, sizeof program, err);
+    if (r == 0)
+        r = stage_new(&head->stage, err);
     if (r < 0)
         return r;
     uint64_t memory = head->conf->local_memory ? head->conf->local_memory : local_default_memory(head->conf->local_ducks);
@@ -399,6 +402,7 @@ static void take_down(struct head *head)
     db_close(head->db);
     fdstore_free(head->fdstore);
     loop_timer_free(head->alarm);
+    stage_free(head->stage);
     loop_free(head->loop);
 }
 

@@ -13,6 +13,7 @@ struct cache_db;
 struct control;
 struct db;
 struct fdstore;
+struct stage;
 struct load;
 struct remember;
 struct revoked;
@@ -27,9 +28,10 @@ struct head {
     struct worker *disk;                /* checkpoint headers, plans, sqlite */
     struct worker *bulk;                /* streaming of weights */
     struct worker *names;               /* look-up of remote ducks' names; NULL: there are none */
+    struct stage *stage;                /* owned; NULL without local ducks */
     struct fdstore *fdstore;            /* what systemd passed at the start */
     struct db *db;                      /* used on the disk worker once the loop runs */
-    struct cache_check *cache_check; /* the one that runs; NULL: none */
+    struct cache_check *cache_check;    /* the one that runs; NULL: none */
     struct cache_db *cache_db;
     struct control *control;
     struct load *loads;          /* list */

@@ -36,6 +36,7 @@ struct load_hash {
     struct load_piece pieces[LOAD_HASH_PIECES];
     unsigned posted; /* and not digested; under lock */
     bool stop;       /* under lock */
+    bool borrowed;   /* the pieces' memory */
 };
 
 static void digest_item(struct lane *lane, const struct item *item)
@@ -104,17 +105,18 @@ static int start_lane(struct load_hash *hash, struct err *err)
     return 0;
 }
 
-int load_hash_new(struct checkpoint *checkpoint, size_t piece_bytes, struct load_hash **ret_hash, struct err *err)
+int load_hash_new(struct checkpoint *checkpoint, size_t piece_bytes, uint8_t *memory, struct load_hash **ret_hash, struct err *err)
 {
     struct load_hash *hash = calloc(1, sizeof *hash);
     if (!hash)
         return err_no_memory(err, "load buffer", sizeof *hash);
     hash->checkpoint = checkpoint;
+    hash->borrowed = memory;
     pthread_mutex_init(&hash->lock, NULL);
     pthread_cond_init(&hash->less, NULL);
     int r = 0;
     for (int i = 0; r == 0 && i < LOAD_HASH_PIECES; i++) {
-        hash->pieces[i].data = malloc(piece_bytes);
+        hash->pieces[i].data = memory ? memory + (size_t)i * piece_bytes : malloc(piece_bytes);
         if (!hash->pieces[i].data)
             r = err_no_memory(err, "load buffer", piece_bytes);
     }
@@ -142,7 +144,7 @@ void load_hash_free(struct load_hash *hash)
         pthread_cond_destroy(&hash->lanes[i].more);
         digest_free(hash->lanes[i].digest);
     }
-    for (int i = 0; i < LOAD_HASH_PIECES; i++)
+    for (int i = 0; !hash->borrowed && i < LOAD_HASH_PIECES; i++)
         free(hash->pieces[i].data);
     pthread_cond_destroy(&hash->less);
     pthread_mutex_destroy(&hash->lock);
@@ -168,10 +170,18 @@ struct load_piece *load_hash_piece(struct load_hash *hash)
     return piece;
 }
 
+void load_hash_lend(struct load_hash *hash, struct load_piece *piece)
+{
+    pthread_mutex_lock(&hash->lock);
+    piece->users++;
+    pthread_mutex_unlock(&hash->lock);
+}
+
 void load_hash_release(struct load_hash *hash, struct load_piece *piece)
 {
     pthread_mutex_lock(&hash->lock);
     piece->users--;
+    pthread_cond_signal(&hash->less);
     pthread_mutex_unlock(&hash->lock);
 }
 

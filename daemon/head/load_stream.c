@@ -8,13 +8,18 @@
 
 #include "daemon/head/load_hash.h"
 #include "daemon/head/load_slice.h"
+#include "daemon/head/stage.h"
 #include "proto/base/size.h"
+#include "proto/wire/msg_staged.h"
 
 #define STREAM_PIECE_BYTES (4u * 1024 * 1024) /* of codes, read one after another */
 #define STREAM_READ_BYTES (256u * 1024)       /* of them by one call: steps may have to wait while the kernel copies them */
 #define STREAM_FRAME_BYTES (512u * 1024)      /* of codes, at most in one frame: what a step may have to wait for */
 #define STREAM_ON_THE_WAY (64u * 1024 * 1024) /* framed and not yet written to links: how far ducks may be apart */
 #define STREAM_SPARES 64                      /* frames whose memory is used again */
+
+_Static_assert(STREAM_PIECE_BYTES + WIRE_HIDDEN_MAX * LAYOUT_TILE_ROWS <= STAGE_PIECE_BYTES, "a piece of rows fits the stage");
+_Static_assert(LOAD_HASH_PIECES <= STAGE_PIECES, "every piece has its place");
 
 struct load_stream {
     struct head *head;
@@ -23,12 +28,15 @@ struct load_stream {
     struct arch arch;
     struct plan plan;             /* its ranks are owned */
     uint32_t *duck_of_rank;       /* owned */
+    bool *sees_stage;             /* owned; by rank: its duck reads rows where they were read to */
+    bool staged;                  /* pieces are in the stage */
+    uint64_t ticket;              /* of the last rows told of; the reader's */
     struct core_missing *missing; /* owned */
     size_t missing_count;
     struct load_hash *hash; /* owned */
     float *scales;          /* owned, of one frame */
     atomic_bool cancelled;
-    _Atomic uint64_t read_bytes, sent_bytes;
+    _Atomic uint64_t read_bytes, sent_bytes; /* rows that ducks are shown in the stage are sent */
     pthread_mutex_t lock;
     pthread_cond_t less; /* on_the_way went down, or cancelled */
     uint64_t on_the_way; /* under lock */
@@ -58,13 +66,16 @@ struct load_stream *load_stream_new(struct head *head, const struct core_job *jo
     stream->plan = *model->plan;
     stream->plan.ranks = calloc(tp, sizeof *stream->plan.ranks);
     stream->duck_of_rank = calloc(tp, sizeof *stream->duck_of_rank);
+    stream->sees_stage = calloc(tp, sizeof *stream->sees_stage);
     stream->missing = calloc(job->missing_count, sizeof *stream->missing);
-    if (!stream->plan.ranks || !stream->duck_of_rank || !stream->missing)
+    if (!stream->plan.ranks || !stream->duck_of_rank || !stream->sees_stage || !stream->missing)
         abort();
     memcpy(stream->plan.ranks, model->plan->ranks, tp * sizeof *stream->plan.ranks);
     memcpy(stream->duck_of_rank, model->duck_of_rank, tp * sizeof *stream->duck_of_rank);
     memcpy(stream->missing, job->missing, job->missing_count * sizeof *stream->missing);
     stream->missing_count = job->missing_count;
+    for (uint32_t rank = 0; rank < tp; rank++)
+        stream->sees_stage[rank] = peer_sees_stage(head->peers[stream->duck_of_rank[rank]]);
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->less, NULL);
     return stream;
@@ -76,6 +87,7 @@ void load_stream_free(struct load_stream *stream)
         return;
     free(stream->plan.ranks);
     free(stream->duck_of_rank);
+    free(stream->sees_stage);
     free(stream->missing);
     load_hash_free(stream->hash);
     free(stream->scales);
@@ -107,13 +119,16 @@ struct parcel {
     uint32_t duck;
     size_t bytes;
     struct outgoing *out;
+    struct load_piece *piece; /* lent to it; NULL: none */
 };
 
-/* Loop thread: the frame is written, or dropped with its link. */
+/* Loop thread: the frame is written, or dropped with its link; of rows in the stage: they are read no more. */
 static void parcel_sent(void *user)
 {
     struct parcel *parcel = user;
     struct load_stream *stream = parcel->stream;
+    if (parcel->piece)
+        load_hash_release(stream->hash, parcel->piece);
     pthread_mutex_lock(&stream->lock);
     if (stream->spare_count < STREAM_SPARES && parcel->bytes > STREAM_FRAME_BYTES / 8) {
         stream->spares[stream->spare_count++] = parcel->out->buf;
@@ -134,13 +149,16 @@ static void parcel_hand_over(void *user)
     outgoing_unref(out); /* may call parcel_sent */
 }
 
-/* Waits until the links have taken enough, then hands the frame to the loop. Takes out. */
-static int send_out(struct load_stream *stream, uint32_t rank, struct outgoing *out, struct err *err)
+/* Waits until the links have taken enough, then hands the frame to the loop. Takes out; lends the piece, if any, until the frame is
+ * done with. */
+static int send_out(struct load_stream *stream, uint32_t rank, struct outgoing *out, struct load_piece *piece, struct err *err)
 {
     struct parcel *parcel = calloc(1, sizeof *parcel);
     if (!parcel)
         abort();
-    *parcel = (struct parcel){.stream = stream, .duck = stream->duck_of_rank[rank], .bytes = out->buf.length, .out = out};
+    *parcel = (struct parcel){.stream = stream, .duck = stream->duck_of_rank[rank], .bytes = out->buf.length, .out = out, .piece = piece};
+    if (piece)
+        load_hash_lend(stream->hash, piece);
     pthread_mutex_lock(&stream->lock);
     while (stream->on_the_way > STREAM_ON_THE_WAY && !atomic_load(&stream->cancelled))
         pthread_cond_wait(&stream->less, &stream->lock);
@@ -176,7 +194,7 @@ static int send_empty(struct load_stream *stream, enum wire_type type, const str
 {
     struct outgoing *out = outgoing_new();
     int r = encoded(msg_empty_encode(&out->buf, type, target->request), out, err);
-    return r < 0 ? r : send_out(stream, target->rank, out, err);
+    return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
 }
 
 /* ---- one matrix ---- */
@@ -200,7 +218,8 @@ struct cut {
     uint32_t expert; /* as the wire has it */
     enum kernels_matrix which;
     uint32_t first_row, rows; /* of the slice */
-    const uint8_t *codes;     /* of the first of these rows, the matrix's first column */
+    struct load_piece *piece;
+    const uint8_t *codes; /* in it: of the first of these rows, the matrix's first column */
     uint32_t first_column, columns;
 };
 
@@ -226,7 +245,30 @@ static int send_frame(struct load_stream *stream, const struct cut *cut, uint32_
     else
         for (uint32_t i = 0; i < rows; i++)
             memcpy(to + (size_t)i * cut->columns, from + i * stride, cut->columns);
-    return send_out(stream, cut->target->rank, out, err);
+    return send_out(stream, cut->target->rank, out, NULL, err);
+}
+
+static int send_staged(struct load_stream *stream, const struct cut *cut, struct err *err)
+{
+    struct msg_prepare_staged msg = {
+        .rows = {.expert = cut->expert,
+                 .matrix = (uint8_t)cut->which,
+                 .first_row = cut->first_row,
+                 .rows = cut->rows,
+                 .columns = cut->columns,
+                 .scale_count = load_slice_scales(cut->matrix, cut->layout, cut->which, cut->first_row, cut->rows, stream->scales)},
+        .ticket = ++stream->ticket,
+        .offset = (uint64_t)(cut->codes + cut->first_column - stream->head->stage->bytes),
+        .stride = cut->matrix->columns,
+    };
+    struct outgoing *out = outgoing_new();
+    int r = encoded(msg_prepare_staged_encode(&out->buf, cut->target->request, &msg, stream->scales), out, err);
+    if (r < 0)
+        return r;
+    out->staged = true;
+    out->ticket = msg.ticket;
+    atomic_fetch_add(&stream->sent_bytes, (uint64_t)cut->rows * cut->columns);
+    return send_out(stream, cut->target->rank, out, cut->piece, err);
 }
 
 /* In frames that begin where tiles begin. */
@@ -235,6 +277,8 @@ static int send_cut(struct load_stream *stream, const struct cut *cut, struct er
     uint32_t most = STREAM_FRAME_BYTES / cut->columns / LAYOUT_TILE_ROWS * LAYOUT_TILE_ROWS;
     uint32_t begin = (cut->which == KERNELS_DOWN ? 0 : cut->layout->begin) + cut->first_row;
     int r = 0;
+    if (stream->staged && stream->sees_stage[cut->target->rank])
+        return send_staged(stream, cut, err);
     for (uint32_t row = 0, rows; r == 0 && row < cut->rows; row += rows) {
         rows = load_slice_next_rows(begin, cut->rows, row, most ? most : LAYOUT_TILE_ROWS);
         r = send_frame(stream, cut, row, rows, err);
@@ -363,6 +407,7 @@ static int stream_matrix(struct load_stream *stream, struct checkpoint *checkpoi
                               .layout = layout_of(&targets[t], expert),
                               .expert = wire_expert(expert),
                               .which = which,
+                              .piece = piece,
                               .codes = piece->data};
             r = send_to(stream, &cut, row, rows, err);
         }
@@ -426,7 +471,7 @@ static int begin_target(struct load_stream *stream, uint32_t layer, struct targe
     memcpy(msg.model_key, stream->key, DIGEST_SIZE);
     struct outgoing *out = outgoing_new();
     r = encoded(msg_prepare_begin_encode(&out->buf, target->request, &msg), out, err);
-    return r < 0 ? r : send_out(stream, target->rank, out, err);
+    return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
 }
 
 /* Both frames in one: a cancel must not come between them. -ECANCELED: they are handed over all the same. */
@@ -437,7 +482,7 @@ static int end_target(struct load_stream *stream, const struct target *target, c
     if (r == 0)
         r = msg_empty_encode(&out->buf, WIRE_PREPARE_END, target->request);
     r = encoded(r, out, err);
-    return r < 0 ? r : send_out(stream, target->rank, out, err);
+    return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
 }
 
 static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct target *targets, size_t count,
@@ -485,7 +530,11 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
     _cleanup_(freep) struct target *targets = calloc(stream->plan.tp, sizeof *targets);
     if (!stream->scales || !targets)
         return err_no_memory(err, "load buffer", piece_bytes);
-    int began = load_hash_new(checkpoint, piece_bytes, &stream->hash, err);
+    for (uint32_t rank = 0; rank < stream->plan.tp; rank++)
+        stream->staged |= stream->sees_stage[rank];
+    stream->staged &= piece_bytes <= STAGE_PIECE_BYTES;
+    uint8_t *memory = stream->staged ? stream->head->stage->bytes : NULL;
+    int began = load_hash_new(checkpoint, memory ? STAGE_PIECE_BYTES : piece_bytes, memory, &stream->hash, err);
     if (began < 0)
         return began;
     for (size_t i = 0; i < stream->missing_count;) {
@@ -503,7 +552,9 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
 int load_stream_run(struct load_stream *stream, struct checkpoint *checkpoint, struct err *err)
 {
     int r = stream_all(stream, checkpoint, err);
-    load_hash_free(STEAL(stream->hash)); /* it writes into the checkpoint */
     wait_for_parcels(stream);
+    load_hash_free(STEAL(stream->hash)); /* it writes into the checkpoint */
+    if (stream->staged)
+        stage_give_back(stream->head->stage);
     return r;
 }

@@ -18,9 +18,9 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
 
-/* Descriptor numbers in the child. */
-#define LOCAL_LINK_FD 3
-#define LOCAL_WEIGHTS_FD 4
+/* Descriptors of the child, by number from FIRST_FD on. */
+#define FIRST_FD 3
+enum { LINK_FD, WEIGHTS_FD, STAGE_FD, FDS };
 
 extern char **environ;
 
@@ -124,7 +124,7 @@ int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *re
     return 0;
 }
 
-static int spawn(const char *program, char *const argv[], int link, int weights, pid_t *ret_pid)
+static int spawn(const char *program, char *const argv[], const int fds[FDS], pid_t *ret_pid)
 {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -143,16 +143,16 @@ static int spawn(const char *program, char *const argv[], int link, int weights,
     posix_spawnattr_setsigmask(&attributes, &none);
     posix_spawnattr_setsigdefault(&attributes, &all);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-    posix_spawn_file_actions_adddup2(&actions, link, LOCAL_LINK_FD);
-    posix_spawn_file_actions_adddup2(&actions, weights, LOCAL_WEIGHTS_FD);
+    for (int i = 0; i < FDS; i++)
+        posix_spawn_file_actions_adddup2(&actions, fds[i], FIRST_FD + i);
     r = posix_spawn(ret_pid, program, &actions, &attributes, argv, environ);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     return -r;
 }
 
-int local_start(const char *program, const char *name, int weights_fd, const char *cores, bool shared, pid_t *ret_pid, int *ret_pidfd,
-                int *ret_link, struct err *err)
+int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared, pid_t *ret_pid,
+                int *ret_pidfd, int *ret_link, struct err *err)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -164,16 +164,18 @@ int local_start(const char *program, const char *name, int weights_fd, const cha
     /* dup2 onto the same number would leave close-on-exec set: take numbers above the targets. */
     _cleanup_(closep) int link = fcntl(theirs, F_DUPFD_CLOEXEC, 16);
     _cleanup_(closep) int weights = fcntl(weights_fd, F_DUPFD_CLOEXEC, 16);
-    if (link < 0 || weights < 0)
+    _cleanup_(closep) int stage = fcntl(stage_fd, F_DUPFD_CLOEXEC, 16);
+    if (link < 0 || weights < 0 || stage < 0)
         return err_errno(err, "duck %s: descriptors", name);
-    char link_number[16], weights_number[16];
-    snprintf(link_number, sizeof link_number, "%d", LOCAL_LINK_FD);
-    snprintf(weights_number, sizeof weights_number, "%d", LOCAL_WEIGHTS_FD);
-    const char *argv[] = {"fp9-duck", "--link-fd", link_number, "--weights-fd", weights_number,
-                          "--name",   name,        "--cores",   cores,          shared ? "--members" : NULL,
-                          "1",        NULL};
+    const int fds[FDS] = {[LINK_FD] = link, [WEIGHTS_FD] = weights, [STAGE_FD] = stage};
+    char numbers[FDS][16];
+    for (int i = 0; i < FDS; i++)
+        snprintf(numbers[i], sizeof numbers[i], "%d", FIRST_FD + i);
+    const char *argv[] = {
+        "fp9-duck", "--link-fd", numbers[LINK_FD], "--weights-fd", numbers[WEIGHTS_FD],         "--stage-fd", numbers[STAGE_FD],
+        "--name",   name,        "--cores",        cores,          shared ? "--members" : NULL, "1",          NULL};
     pid_t pid;
-    int r = spawn(program, (char *const *)argv, link, weights, &pid);
+    int r = spawn(program, (char *const *)argv, fds, &pid);
     if (r < 0)
         return err_set(err, r, ERR_INTERNAL, "duck %s: %s cannot be started: %s", name, program, strerror(-r));
     int pidfd = pidfd_open(pid, 0);

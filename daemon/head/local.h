@@ -24,8 +24,8 @@ int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *re
 
 /* Starts the child, with one kernel thread when its CPUs are `shared` with other ducks: *ret_link is our end of its link (nonblocking),
  * *ret_pidfd becomes readable when it ends. */
-int local_start(const char *program, const char *name, int weights_fd, const char *cores, bool shared, pid_t *ret_pid, int *ret_pidfd,
-                int *ret_link, struct err *err);
+int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared, pid_t *ret_pid,
+                int *ret_pidfd, int *ret_link, struct err *err);
 
 /* Reaps an ended child and says how it ended ("was killed by signal 9 (Killed)"). 0 when it has not ended yet, 1 when it has. */
 int local_reap(int pidfd, char *ret_how, size_t size);

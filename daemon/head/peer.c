@@ -13,7 +13,7 @@
 #include "daemon/head/remote.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
-#include "proto/wire/msg_prepare.h"
+#include "proto/wire/msg_staged.h"
 #include "proto/wire/transport_socket.h"
 #include "proto/wire/transport_tcp.h"
 
@@ -42,6 +42,7 @@ struct peer {
     char *program, *cores; /* owned */
     bool shared_cores;     /* with other local ducks */
     int weights_fd;        /* kept across restarts */
+    int stage_fd;          /* borrowed */
     /* or how to reach it */
     char *address;         /* owned; NULL: it is local */
     struct worker *names;  /* borrowed */
@@ -60,7 +61,8 @@ struct peer {
     struct queue step, bulk;
     struct outgoing *now; /* being written; from one of the queues */
     size_t now_sent;
-    uint64_t unpacked; /* bytes of rows sent that the duck has not told of */
+    struct outgoing *held; /* of staged rows, written: the child may be reading them */
+    uint64_t unpacked;     /* bytes of rows sent that the duck has not told of */
     struct msg_hello_duck hello;
     uint64_t closed_ns;           /* when the link broke while the child was still there; 0: not */
     char broken[ERR_MESSAGE_MAX]; /* why the link broke, if it was not a plain end of stream */
@@ -116,13 +118,13 @@ int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct pe
     struct peer *peer = calloc(1, sizeof *peer);
     if (!peer)
         return err_no_memory(err, "duck", sizeof *peer);
-    *peer = (struct peer){.loop = loop, .duck = duck, .callbacks = *callbacks, .weights_fd = -1, .pidfd = -1};
+    *peer = (struct peer){.loop = loop, .duck = duck, .callbacks = *callbacks, .weights_fd = -1, .stage_fd = -1, .pidfd = -1};
     snprintf(peer->name, sizeof peer->name, "%s", name);
     *ret_peer = peer;
     return 0;
 }
 
-void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd)
+void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd, int stage_fd)
 {
     peer->program = strdup(program);
     peer->cores = strdup(cores);
@@ -130,6 +132,7 @@ void peer_set_local(struct peer *peer, const char *program, const char *cores, b
     if (!peer->program || !peer->cores)
         abort();
     peer->weights_fd = weights_fd;
+    peer->stage_fd = stage_fd;
 }
 
 void peer_set_heartbeat(struct peer *peer, uint32_t heartbeat_s)
@@ -148,6 +151,11 @@ void peer_set_remote(struct peer *peer, const char *address, struct worker *name
 const char *peer_address(const struct peer *peer)
 {
     return peer->address ? peer->address : "local";
+}
+
+bool peer_sees_stage(const struct peer *peer)
+{
+    return !peer->address && peer->hello.features & WIRE_FEATURE_STAGE;
 }
 
 pid_t peer_pid(const struct peer *peer)
@@ -177,12 +185,23 @@ static void close_link(struct peer *peer)
     peer->deaf = false;
 }
 
+/* Takes the first out of a list. */
+static struct outgoing *let_go(struct outgoing **at)
+{
+    struct outgoing *out = *at;
+    *at = out->next;
+    return out;
+}
+
+/* Only now is it certain that it reads the stage no more: a link may be closed and frames that came before still be worked on. */
 static void forget_child(struct peer *peer)
 {
     loop_io_free(peer->pid_io);
     peer->pid_io = NULL;
     closep(&peer->pidfd);
     peer->pid = 0;
+    while (peer->held)
+        outgoing_unref(let_go(&peer->held));
     peer->closed_ns = 0;
     peer->broken[0] = '\0';
 }
@@ -338,7 +357,12 @@ static void flush(struct peer *peer)
         if (peer->now_sent < buf->length)
             continue;
         struct outgoing *done = STEAL(peer->now);
-        outgoing_unref(done);
+        if (done->staged) {
+            done->next = peer->held;
+            peer->held = done;
+        } else {
+            outgoing_unref(done);
+        }
     }
     bool more = peer->now || peer->step.count || (rows >= FLUSH_ROWS && peer->bulk.count);
     loop_io_want(peer->link_io, true, more);
@@ -420,6 +444,21 @@ static int take_taken(struct peer *peer, const struct frame *frame, struct err *
     return 0;
 }
 
+static int take_staged_taken(struct peer *peer, const struct frame *frame, struct err *err)
+{
+    uint64_t ticket;
+    int r = msg_staged_taken_decode(frame, &ticket, err);
+    if (r < 0)
+        return r;
+    struct outgoing **at = &peer->held;
+    while (*at && (*at)->ticket != ticket)
+        at = &(*at)->next;
+    if (!*at)
+        return err_set(err, -EPROTO, ERR_INTERNAL, "it took rows of ticket %" PRIu64 ", which it does not have", ticket);
+    outgoing_unref(let_go(at));
+    return 0;
+}
+
 static int take_frame(struct peer *peer, const struct frame *frame, struct err *err)
 {
     switch (peer->phase) {
@@ -428,6 +467,8 @@ static int take_frame(struct peer *peer, const struct frame *frame, struct err *
     case PEER_UP:
         if (frame->type == WIRE_PREPARE_TAKEN)
             return take_taken(peer, frame, err);
+        if (frame->type == WIRE_STAGED_TAKEN)
+            return take_staged_taken(peer, frame, err);
         peer->callbacks.frame(peer->callbacks.user, peer->duck, frame);
         return 0;
     case PEER_IDLE: return 0;
@@ -492,7 +533,8 @@ static int open_link(struct peer *peer, int fd, struct err *err)
 static int start_child(struct peer *peer, struct err *err)
 {
     int link;
-    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->cores, peer->shared_cores, &peer->pid, &peer->pidfd, &link, err);
+    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->stage_fd, peer->cores, peer->shared_cores, &peer->pid,
+                        &peer->pidfd, &link, err);
     if (r == 0)
         r = open_link(peer, link, err);
     return r < 0 ? r : loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);

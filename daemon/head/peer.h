@@ -23,6 +23,10 @@ struct outgoing {
     struct buf buf;
     loop_fn sent; /* called with `user` when the last byte is written or given up, by whoever wrote it; may be NULL */
     void *user;
+    /* Of PREPARE_STAGED: `sent` comes when the duck has said the ticket, or its process has ended. It goes to one peer only. */
+    bool staged;
+    uint64_t ticket;
+    struct outgoing *next; /* the peer's */
 };
 
 struct outgoing *outgoing_new(void); /* one reference; aborts when out of memory */
@@ -44,8 +48,8 @@ int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct pe
 void peer_free(struct peer *peer);
 CLEANUP_DEFINE(struct peer *, peer_free);
 
-/* What a local duck is started with (local.h); weights_fd is taken. */
-void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd);
+/* What a local duck is started with (local.h); weights_fd is taken, stage_fd borrowed. */
+void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd, int stage_fd);
 /* What a remote duck is reached by: "HOST:PORT", looked up on `names` (borrowed). */
 void peer_set_remote(struct peer *peer, const char *address, struct worker *names);
 /* What the duck is told of it, so that it knows when fp9d is gone. */
@@ -58,6 +62,8 @@ void peer_start(struct peer *peer);
 void peer_stop(struct peer *peer);
 /* A few times a second: kills a child that closed its link but does not end. */
 void peer_tick(struct peer *peer, uint64_t now);
+/* It takes PREPARE_STAGED. */
+bool peer_sees_stage(const struct peer *peer);
 pid_t peer_pid(const struct peer *peer); /* 0: none, or remote */
 
 /* Takes a reference of its own. Frames for a peer without a link are dropped: its loss is reported anyway. */

@@ -8,6 +8,7 @@
 #include "proto/wire/msg_cache.h"
 #include "proto/wire/msg_hello.h"
 #include "proto/wire/msg_prepare.h"
+#include "proto/wire/msg_staged.h"
 #include "proto/wire/msg_step.h"
 
 /* First 8 hex digits: enough to tell keys apart by eye. */
@@ -97,6 +98,26 @@ static int taken(const struct frame *frame, char *text, size_t size, struct err 
     return r;
 }
 
+/* The stage is not here to be looked at: any place in it will do. */
+static int staged(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    struct msg_prepare_staged m;
+    int r = msg_prepare_staged_decode(frame, UINT64_MAX, &m, err);
+    if (r == 0)
+        snprintf(text, size, "expert %d matrix %u rows %u from %u columns %u at %" PRIu64 " stride %u ticket %" PRIu64, (int)m.rows.expert,
+                 m.rows.matrix, m.rows.rows, m.rows.first_row, m.rows.columns, m.offset, m.stride, m.ticket);
+    return r;
+}
+
+static int staged_taken(const struct frame *frame, char *text, size_t size, struct err *err)
+{
+    uint64_t ticket;
+    int r = msg_staged_taken_decode(frame, &ticket, err);
+    if (r == 0)
+        snprintf(text, size, "ticket %" PRIu64, ticket);
+    return r;
+}
+
 static int stamp(const struct frame *frame, char *text, size_t size, struct err *err)
 {
     uint64_t value;
@@ -114,8 +135,7 @@ static int revoke_one(const struct frame *frame, char *text, size_t size, struct
     if (r == 0 && !m.all)
         digest_hex(m.model_key, hex);
     if (r == 0)
-        snprintf(text, size, "key %.12s buffer %s before %" PRIu64, hex,
-                 m.boot_id[0] ? m.boot_id : "every", m.stamp);
+        snprintf(text, size, "key %.12s buffer %s before %" PRIu64, hex, m.boot_id[0] ? m.boot_id : "every", m.stamp);
     return r;
 }
 
@@ -288,6 +308,8 @@ static int describe(const struct frame *frame, char *text, size_t size, struct e
     case WIRE_DROP: return drop(frame, text, size, err);
     case WIRE_DROPPED: return dropped(frame, text, size, err);
     case WIRE_PREPARE_TAKEN: return taken(frame, text, size, err);
+    case WIRE_PREPARE_STAGED: return staged(frame, text, size, err);
+    case WIRE_STAGED_TAKEN: return staged_taken(frame, text, size, err);
     case WIRE_PREPARE_SOURCES: return sources(frame, text, size, err);
     case WIRE_STAMP: return stamp(frame, text, size, err);
     case WIRE_REVOKE: return revoke_one(frame, text, size, err);

@@ -15,6 +15,9 @@
  *   PREPARE_DATA   (request r)     ->  ...                  rows of one matrix of one expert, any order
  *                                  <-      PREPARE_TAKEN (r)  so many bytes of PREPARE_DATA are converted or thrown away: fp9d keeps a
  *                                          window of what is not, so that a duck can read on and steps never wait behind weights
+ *   PREPARE_STAGED (request r)     ->  ...                  the same of rows that lie in the stage, memory that fp9d shares with a local
+ *                                                           duck (msg_staged.h)
+ *                                  <-      STAGED_TAKEN (r)  they are read no more, as each frame's ticket tells
  *   PREPARE_SOURCES (request r)    ->                       the digest of what the rows came from, any time before END
  *   PREPARE_END    (request r)     ->
  *                                  <-      SLOT_DONE (r)    finish flag is set, checksum
@@ -56,17 +59,18 @@
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_TAKEN, _BUFFER; 5: the heartbeat in HELLO;
- * 6: WIRE_FEATURE_ONE_SHOT */
+ * 6: WIRE_FEATURE_ONE_SHOT, _STAGE */
 #define WIRE_VERSION_MINOR 6
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
-#define WIRE_FEATURE_BATCH (UINT64_C(1) << 0) /* the duck takes STEPs with `batch` set */
-#define WIRE_FEATURE_CACHE (UINT64_C(1) << 1) /* the duck takes PREPARE_SOURCES, REKEY and VERIFY; fp9d refuses one that does not */
+#define WIRE_FEATURE_BATCH (UINT64_C(1) << 0)  /* the duck takes STEPs with `batch` set */
+#define WIRE_FEATURE_CACHE (UINT64_C(1) << 1)  /* the duck takes PREPARE_SOURCES, REKEY and VERIFY; fp9d refuses one that does not */
 #define WIRE_FEATURE_COUNTS (UINT64_C(1) << 2) /* fp9d takes STEP_DONEs with `counted` set */
-#define WIRE_FEATURE_TAKEN (UINT64_C(1) << 3) /* fp9d takes PREPARE_TAKEN, the duck sends it */
+#define WIRE_FEATURE_TAKEN (UINT64_C(1) << 3)  /* fp9d takes PREPARE_TAKEN, the duck sends it */
 #define WIRE_FEATURE_BUFFER (UINT64_C(1) << 4) /* STAMP, REVOKE, REVOKED, ROOM */
 #define WIRE_FEATURE_ONE_SHOT (UINT64_C(1) << 5) /* fp9d takes STEP_DONEs with `one_shot` set */
+#define WIRE_FEATURE_STAGE (UINT64_C(1) << 8) /* the duck has the stage and takes PREPARE_STAGED */
 /* The highest 16 bits of a HELLO's features: seconds between the head's PINGs, 0 when it does not say. There, since an older duck ignores
  * them. A duck that is a service gives up a head from which nothing comes for several of them. */
 #define WIRE_HEARTBEAT_SHIFT 48
@@ -102,15 +106,17 @@ enum wire_type {
     WIRE_SESSION_CLOSED = 35,
     WIRE_STEP = 36,
     WIRE_STEP_DONE = 37,
+    WIRE_PREPARE_STAGED = 48,
+    WIRE_STAGED_TAKEN = 49,
 };
 
 /* Limits on what a peer may ask for. */
 #define WIRE_SMALL_PAYLOAD_MAX (64u * 1024)         /* every type not named below */
-#define WIRE_PREPARE_PAYLOAD_MAX (8u * 1024 * 1024) /* PREPARE_DATA */
+#define WIRE_PREPARE_PAYLOAD_MAX (8u * 1024 * 1024) /* PREPARE_DATA, PREPARE_STAGED */
 /* Frames of PREPARE_DATA, headers counted, that fp9d sends ahead of PREPARE_TAKEN. */
 #define WIRE_PREPARE_WINDOW (8u * 1024 * 1024)
-#define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024)  /* STEP, STEP_DONE */
-#define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)   /* SLOTS */
+#define WIRE_STEP_PAYLOAD_MAX (256u * 1024 * 1024) /* STEP, STEP_DONE */
+#define WIRE_SLOTS_PAYLOAD_MAX (4u * 1024 * 1024)  /* SLOTS */
 #define WIRE_SLOTS_MAX 16384
 #define WIRE_SESSIONS_MAX 64 /* open on one link */
 #define WIRE_NAME_MAX 64

@@ -555,7 +555,10 @@ def test_warm_load_reads_and_sends_no_weights(fleet, model, tmp_path):
     with Rpc(daemon.socket, 60) as rpc:
         cold, seen = seen_in_load(daemon, rpc, tmp_path, model)
         total = sum(end - first for ranges in weights_of(model).values() for first, end in ranges)
-        assert cold["cache"] == "miss" and seen.weights >= total and seen.sent > total and not seen.unknown, vars(seen)
+        assert cold["cache"] == "miss" and seen.weights >= total and not seen.unknown, vars(seen)
+        assert cold["bytes_sent"] > total
+        # A local duck reads rows where fp9d has read them to; over a socket go only words about them.
+        assert seen.sent > total if isinstance(fleet, Services) else 0 < seen.sent < total / 8, vars(seen)
         wait_ready(daemon, rpc)
         for which in range(2):
             warm, seen = seen_in_load(daemon, rpc, tmp_path, model)

@@ -153,6 +153,29 @@ static void test_parts(void **state)
     assert_true(scale == f->scales[6 * SEGMENTS + 1]);
 }
 
+/* Rows cut out of wider ones; what stands beside them, NaN codes too, is not looked at. */
+static void test_stride(void **state)
+{
+    struct fixture *f = *state;
+    const size_t stride = NEURONS + 24;
+    _cleanup_(freep) uint8_t *whole = aligned_alloc(64, (size_t)f->layout.expert_bytes);
+    _cleanup_(freep) uint8_t *wide = malloc(HIDDEN * stride);
+
+    memset(wide, 0x7f, HIDDEN * stride);
+    for (size_t row = 0; row < HIDDEN; row++)
+        for (size_t column = 0; column < NEURONS; column++)
+            wide[row * stride + 8 + column] = f->codes[row * NEURONS + column] = (uint8_t)((row * 7 + column * 31) % 127 | (row & 1) << 7);
+    kernels_pack_begin(&f->layout, whole);
+    assert_int_equal(kernels_pack(&f->layout, whole, &f->rows, &f->err), 0);
+    f->rows.codes = wide + 8;
+    f->rows.stride = stride;
+    wide[8 + 3 * stride + 5] ^= 0x7f ^ f->codes[3 * NEURONS + 5];
+    refused(f, ERR_BAD_CHECKPOINT, "down_proj[3, 5]: code 0x7f");
+    wide[8 + 3 * stride + 5] = f->codes[3 * NEURONS + 5];
+    assert_int_equal(kernels_pack(&f->layout, f->expert, &f->rows, &f->err), 0);
+    assert_memory_equal(f->expert, whole, (size_t)f->layout.expert_bytes);
+}
+
 /* A slice that begins at 8 mod 16: a first tile of 8 rows, and what is refused because of it. */
 static void test_half_panel(void **state)
 {
@@ -205,7 +228,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_nan_code, setup, teardown), cmocka_unit_test_setup_teardown(test_nan_in_part, setup, teardown),
         cmocka_unit_test_setup_teardown(test_scales, setup, teardown),   cmocka_unit_test_setup_teardown(test_shapes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_parts, setup, teardown),    cmocka_unit_test_setup_teardown(test_half_panel, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_stride, setup, teardown),   cmocka_unit_test_setup_teardown(test_parts, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_stride, setup, teardown),   cmocka_unit_test_setup_teardown(test_half_panel, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

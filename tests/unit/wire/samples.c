@@ -55,6 +55,7 @@ static int one(struct buf *buf, int i)
     static const float scales[] = {0.5f, 2.0f};
     const struct msg_slot slots[] = {samples_slot, samples_slot};
     const struct msg_prepare_data data = {.expert = 3, .matrix = 2, .first_row = 16, .rows = 16, .columns = 5, .scale_count = 2};
+    const struct msg_prepare_staged staged = {.rows = data, .ticket = 4711, .offset = 64, .stride = 7};
     const struct msg_step step = {.session = 9, .layer = 2, .tokens = 3, .top_k = 1, .hidden = 5, .prefill = true, .batch = true};
     const struct msg_step_done done = {1, 2, 3, MSG_BF16, 3, 5, NULL, true, 6, 4, 9, true, {11, 12, 13, 14, 15}};
     struct err fail;
@@ -104,6 +105,8 @@ static int one(struct buf *buf, int i)
     case 25: return msg_revoke_encode(buf, request, &revoked[0]);
     case 26: return msg_revoked_encode(buf, request, 1 << 20, revoked, 2);
     case 27: return msg_room_encode(buf, request, ranges, 3);
+    case 28: return msg_prepare_staged_encode(buf, request, &staged, scales);
+    case 29: return msg_staged_taken_encode(buf, request, 4711);
     default:
         r = msg_step_done_encode(buf, request, &done, &a);
         if (r == 0)
@@ -146,6 +149,7 @@ int samples_decode(const struct frame *frame, struct err *err)
         struct msg_ping ping;
         struct msg_prepare_begin begin;
         struct msg_prepare_data data;
+        struct msg_prepare_staged staged;
         struct msg_slot slot;
         struct msg_drop drop;
         struct msg_rekey rekey;
@@ -189,6 +193,14 @@ int samples_decode(const struct frame *frame, struct err *err)
     case WIRE_SLOT_DONE: return msg_slot_done_decode(frame, &any.slot, err);
     case WIRE_PREPARE_SOURCES: return msg_prepare_sources_decode(frame, any.sources, err);
     case WIRE_PREPARE_TAKEN: return msg_prepare_taken_decode(frame, &any.number, err);
+    case WIRE_PREPARE_STAGED:
+        r = msg_prepare_staged_decode(frame, SAMPLES_STAGE_BYTES, &any.staged, err);
+        if (r == 0) {
+            volatile uint8_t sum = any.staged.rows.scales[(size_t)any.staged.rows.scale_count * 4 - 1];
+            (void)sum;
+        }
+        return r;
+    case WIRE_STAGED_TAKEN: return msg_staged_taken_decode(frame, &any.number, err);
     case WIRE_REKEY: return msg_rekey_decode(frame, &any.rekey, err);
     case WIRE_VERIFY: return msg_verify_decode(frame, &any.verify, err);
     case WIRE_STAMP: return msg_stamp_decode(frame, &any.number, err);

@@ -5,10 +5,11 @@
 #include "proto/wire/msg_buffer.h"
 #include "proto/wire/msg_cache.h"
 #include "proto/wire/msg_hello.h"
-#include "proto/wire/msg_prepare.h"
+#include "proto/wire/msg_staged.h"
 #include "proto/wire/msg_step.h"
 
-#define SAMPLES 29
+#define SAMPLES 31
+#define SAMPLES_STAGE_BYTES (64 + 15 * 7 + 5) /* just enough for the sample of PREPARE_STAGED */
 
 /* Appends them all; offsets[i] is where frame i begins, offsets[SAMPLES] the end. Aborts when an encoder fails. */
 void samples_make(struct buf *buf, size_t offsets[SAMPLES + 1]);

@@ -201,6 +201,40 @@ static void test_sentences(void **state)
 }
 
 /* A HELLO of another major gives its versions, whatever else it holds. */
+/* Rows in the stage: the last byte may be the stage's last, not one beyond; nothing wraps around. */
+static void test_staged_within(void **state)
+{
+    (void)state;
+    static const float scales[] = {1.0f};
+    static const struct {
+        uint64_t offset;
+        uint32_t rows, columns, stride;
+        uint64_t stage;
+        bool good;
+    } cases[] = {
+        {0, 16, 8, 8, 128, true},
+        {0, 16, 8, 8, 127, false},
+        {64, 16, 8, 16, 64 + 15 * 16 + 8, true},
+        {64, 16, 8, 16, 64 + 15 * 16 + 7, false},
+        {0, 16, 8, 7, 4096, false},
+        {UINT64_MAX - 7, 16, 8, 8, 4096, false},
+        {4096, 1, 1, 1, 4096, false},
+        {0, 1u << 30, 1u << 30, UINT32_MAX, UINT64_C(1) << 40, false},
+    };
+    for (size_t i = 0; i < ARRAY_LENGTH(cases); i++) {
+        struct msg_prepare_staged msg = {.offset = cases[i].offset, .stride = cases[i].stride}, got;
+        msg.rows = (struct msg_prepare_data){.rows = cases[i].rows, .columns = cases[i].columns, .scale_count = 1};
+        struct buf buf = {0};
+        struct err err = {0};
+        assert_int_equal(msg_prepare_staged_encode(&buf, 1, &msg, scales), 0);
+        const struct frame frame = samples_frame(buf.data, buf.length);
+        assert_int_equal(msg_prepare_staged_decode(&frame, cases[i].stage, &got, &err), cases[i].good ? 0 : -EPROTO);
+        if (!cases[i].good)
+            assert_non_null(strstr(err.message, "do not lie within the stage"));
+        buf_release(&buf);
+    }
+}
+
 static void test_other_major(void **state)
 {
     (void)state;
@@ -386,6 +420,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
         cmocka_unit_test_setup_teardown(test_truncated, setup, teardown),
         cmocka_unit_test_setup_teardown(test_sentences, setup, teardown),
+        cmocka_unit_test(test_staged_within),
         cmocka_unit_test(test_other_major),
         cmocka_unit_test_setup_teardown(test_reader_pieces, setup, teardown),
         cmocka_unit_test(test_bad_headers),
