@@ -425,6 +425,8 @@ struct core_model *core_model_find(struct core *core, const char *name);
 struct core_drop *core_drop_find(struct core *core, uint64_t id);
 uint32_t core_duck_find(const struct core *core, const char *name); /* CORE_NONE */
 bool core_job_over(const struct core_job *job);
+/* "open", "digest", "prepare", "seal" while it runs, else its state. Static text: equal phases are equal pointers. */
+const char *core_job_phase_text(const struct core_job *job);
 
 /* ---- events: sessions and steps ---- */
 

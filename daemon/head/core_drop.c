@@ -89,6 +89,7 @@ static void close_model(struct core *core, uint64_t now, uint32_t index, const c
     err_value_str(&model->error, "model", model->name);
     core_session_model_gone(core, now, index, &model->error);
     model->state = CORE_MODEL_UNLOADED;
+    model->cache[0] = model->reason[0] = '\0'; /* what its load found is no more */
 }
 
 int core_unload(struct core *core, uint64_t now, const char *who, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err)

@@ -12,6 +12,13 @@ bool core_job_over(const struct core_job *job)
     return job->state != CORE_JOB_QUEUED && job->state != CORE_JOB_RUNNING;
 }
 
+const char *core_job_phase_text(const struct core_job *job)
+{
+    static const char *const phases[] = {
+        [CORE_PHASE_OPEN] = "open", [CORE_PHASE_DIGEST] = "digest", [CORE_PHASE_PREPARE] = "prepare", [CORE_PHASE_SEAL] = "seal"};
+    return job->state == CORE_JOB_RUNNING ? phases[job->phase] : core_job_state_text(job->state);
+}
+
 struct core_job *core_job_find(struct core *core, uint64_t id)
 {
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
@@ -123,6 +130,7 @@ void core_job_start_queued(struct core *core)
         job->state = CORE_JOB_RUNNING;
         job->phase = CORE_PHASE_OPEN;
         core_push(core, CORE_ACT_OPEN, CORE_NONE, job->id);
+        core_job_changed(core, job->id);
     }
 }
 

@@ -62,6 +62,8 @@ int rpc_job_wait(const struct call *call, json_t **ret_result, struct err *err)
     waiters_add(call->head->waiters, call->client, call->id, WAITERS_JOB, job->id);
     if (core_job_over(job))
         waiters_job_changed(call->head, job);
+    else
+        waiters_watch(call->head->waiters, call->client, call->id, job->id);
     return RPC_LATER;
 }
 

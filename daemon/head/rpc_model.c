@@ -75,7 +75,7 @@ int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err
     r = core_load(call->head->core, clock_now_ns(), &request, &job, err);
     if (r < 0)
         return r;
-    waiters_add(call->head->waiters, call->client, call->id, WAITERS_WATCH, job);
+    waiters_watch(call->head->waiters, call->client, call->id, job);
     *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
     return 0;
 }
@@ -126,34 +126,37 @@ int rpc_prepare(const struct call *call, json_t **ret_result, struct err *err)
     }
     if (r < 0)
         return r;
-    waiters_add(call->head->waiters, call->client, call->id, WAITERS_WATCH, job);
+    waiters_watch(call->head->waiters, call->client, call->id, job);
     *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
     return 0;
 }
 
-static int after_drop(const struct call *call, int r, uint64_t drop, json_t **ret_result)
+static int after_drop(const struct call *call, int r, uint64_t drop)
 {
     if (r < 0)
         return r;
-    if (!drop) {
-        *ret_result = json_pack("{s:i, s:[]}", "freed_bytes", 0, "pending");
-        return 0;
+    if (drop) {
+        waiters_add(call->head->waiters, call->client, call->id, WAITERS_DROP, drop);
+        return RPC_LATER;
     }
-    waiters_add(call->head->waiters, call->client, call->id, WAITERS_DROP, drop);
+    act_run(call->head);
+    waiters_reply_written(call->head, call->client, call->id, json_pack("{s:i, s:[]}", "freed_bytes", 0, "pending"));
     return RPC_LATER;
 }
 
 int rpc_model_unload(const struct call *call, json_t **ret_result, struct err *err)
 {
+    (void)ret_result;
     uint64_t drop = 0;
     char who[CONTROL_WHO_MAX];
     int r = core_unload(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who),
                         rpc_param_string(call->params, "model", ""), rpc_param_bool(call->params, "drop_cache", false), &drop, err);
-    return after_drop(call, r, drop, ret_result);
+    return after_drop(call, r, drop);
 }
 
 int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct err *err)
 {
+    (void)ret_result;
     const char *model = rpc_param_string(call->params, "model", NULL), *duck = rpc_param_string(call->params, "duck", NULL);
     bool all = rpc_param_bool(call->params, "all", false);
     if (all && (model || duck))
@@ -164,5 +167,5 @@ int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct er
     char who[CONTROL_WHO_MAX];
     int r = core_invalidate(call->head->core, clock_now_ns(), control_client_who(call->head->control, call->client, who), model, duck,
                             &drop, err);
-    return after_drop(call, r, drop, ret_result);
+    return after_drop(call, r, drop);
 }

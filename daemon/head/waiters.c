@@ -14,6 +14,7 @@ struct waiter {
     enum waiters_kind kind;
     json_t *id; /* owned; of the request to answer */
     uint64_t notified_ns;
+    const char *phase; /* told last; NULL: none */
 };
 
 struct waiters {
@@ -59,6 +60,14 @@ void waiters_add(struct waiters *waiters, uint64_t client, const json_t *id, enu
     waiters->first = waiter;
 }
 
+void waiters_watch(struct waiters *waiters, uint64_t client, const json_t *id, uint64_t job)
+{
+    for (const struct waiter *waiter = waiters->first; waiter; waiter = waiter->next)
+        if (waiter->kind == WAITERS_WATCH && waiter->client == client && waiter->thing == job)
+            return;
+    waiters_add(waiters, client, id, WAITERS_WATCH, job);
+}
+
 void waiters_client_gone(struct waiters *waiters, uint64_t client)
 {
     for (struct waiter **at = &waiters->first; *at;) {
@@ -98,17 +107,17 @@ static void answer(struct head *head, const struct waiter *waiter, const struct 
     control_reply_error(head->control, waiter->client, waiter->id, &err);
 }
 
+/* A new phase is told at once, bytes now and then. */
 static void notify(struct head *head, struct waiter *waiter, const struct core_job *job, uint64_t now)
 {
-    if (now - waiter->notified_ns < WAITERS_NOTIFY_EVERY && !core_job_over(job))
+    const char *phase = core_job_phase_text(job);
+    if (waiter->phase == phase && now - waiter->notified_ns < WAITERS_NOTIFY_EVERY)
         return;
     waiter->notified_ns = now;
+    waiter->phase = phase;
     double seconds = job->started_ns && now > job->started_ns ? (double)(now - job->started_ns) / 1e9 : 0;
     double rate = seconds > 0 ? (double)job->read_bytes / seconds : 0;
     uint64_t left = job->total_bytes > job->read_bytes ? job->total_bytes - job->read_bytes : 0;
-    const char *phase = job->phase == CORE_PHASE_OPEN      ? "open"
-                        : job->phase == CORE_PHASE_PREPARE ? "prepare"
-                                                           : core_job_state_text(job->state);
     control_notify(head->control, waiter->client, "job.progress",
                    json_pack("{s:I, s:s, s:I, s:I, s:o, s:o}", "job", (json_int_t)job->id, "phase", phase, "done_bytes",
                              (json_int_t)job->read_bytes, "total_bytes", (json_int_t)job->total_bytes, "rate", rpc_real(rate), "eta_s",
@@ -146,6 +155,37 @@ void waiters_job_changed(struct head *head, const struct core_job *job)
     tell(head, job, false, now);
 }
 
+/* ---- answers that wait for the database ---- */
+
+struct written {
+    struct head *head;
+    uint64_t client;
+    json_t *id, *result; /* owned */
+};
+
+/* Disk worker, whose order is all that is wanted of it. */
+static void written_run(void *user)
+{
+    (void)user;
+}
+
+static void written_done(void *user)
+{
+    struct written *written = user;
+    control_reply(written->head->control, written->client, written->id, written->result, -1);
+    json_decref(written->id);
+    free(written);
+}
+
+void waiters_reply_written(struct head *head, uint64_t client, const json_t *id, json_t *result)
+{
+    struct written *written = calloc(1, sizeof *written);
+    if (!written)
+        abort();
+    *written = (struct written){.head = head, .client = client, .id = json_incref((json_t *)id), .result = result};
+    worker_submit(head->disk, written_run, written_done, written);
+}
+
 void waiters_drop_done(struct head *head, const struct core_drop *drop)
 {
     for (struct waiter **at = &head->waiters->first; *at;) {
@@ -158,8 +198,8 @@ void waiters_drop_done(struct head *head, const struct core_drop *drop)
         for (uint32_t i = 0; i < head->core->duck_count; i++)
             if (drop->unreached[i])
                 json_array_append_new(pending, json_string(head->core->ducks[i].name));
-        control_reply(head->control, waiter->client, waiter->id,
-                      json_pack("{s:I, s:o}", "freed_bytes", (json_int_t)drop->freed_bytes, "pending", pending), -1);
+        waiters_reply_written(head, waiter->client, waiter->id,
+                              json_pack("{s:I, s:o}", "freed_bytes", (json_int_t)drop->freed_bytes, "pending", pending));
         waiter_free(unlink_at(at));
     }
 }

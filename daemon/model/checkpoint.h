@@ -14,6 +14,10 @@
 #include "proto/base/digest.h"
 
 #define CHECKPOINT_SHARDS_MAX 4096
+/* Of all files together: what is kept of them must fit in memory whatever a directory holds. A model of a terabyte has 0.3 million tensors
+ * in 40 MB. */
+#define CHECKPOINT_TENSORS_MAX (1u << 20)
+#define CHECKPOINT_HEADERS_MAX (128u << 20)
 
 struct checkpoint;
 

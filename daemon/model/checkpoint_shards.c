@@ -139,9 +139,22 @@ struct safetensors *checkpoint_shard_use(struct checkpoint *checkpoint, uint32_t
     return at->file;
 }
 
+static int check_headers(const struct checkpoint *checkpoint, uint64_t tensors, uint64_t bytes, struct err *err)
+{
+    if (tensors <= CHECKPOINT_TENSORS_MAX && bytes <= CHECKPOINT_HEADERS_MAX)
+        return 0;
+    err_set(err, -EFBIG, ERR_BAD_CHECKPOINT, "%s: its headers hold at least %llu tensors in %llu bytes, the limits are %u tensors and %u bytes",
+            checkpoint->dir, (unsigned long long)tensors, (unsigned long long)bytes, CHECKPOINT_TENSORS_MAX,
+            CHECKPOINT_HEADERS_MAX);
+    err_value_int(err, "tensors", (long long)tensors);
+    err_value_int(err, "bytes", (long long)bytes);
+    return -EFBIG;
+}
+
 static int open_files(struct checkpoint *checkpoint, struct err *err)
 {
     struct checkpoint_index *index = checkpoint->index;
+    uint64_t tensors = 0, bytes = 0;
     checkpoint->shards = calloc(index->file_count, sizeof *checkpoint->shards);
     if (!checkpoint->shards)
         return err_no_memory(err, checkpoint->dir, index->file_count * sizeof *checkpoint->shards);
@@ -151,6 +164,11 @@ static int open_files(struct checkpoint *checkpoint, struct err *err)
         int r = join(checkpoint->dir, index->files[i], &path, err);
         if (r == 0)
             r = safetensors_open(path, &shard->file, err);
+        if (r == 0) {
+            tensors += safetensors_count(shard->file);
+            bytes += safetensors_data_offset(shard->file);
+            r = check_headers(checkpoint, tensors, bytes, err);
+        }
         if (r < 0)
             return r;
         shard->name = index->files[i];
