@@ -162,6 +162,7 @@ struct core_job {
     uint32_t layer; /* CORE_NONE: all */
     bool memory;    /* its weights come from a client's memory: of the layers that are there it prepares what is missing */
     bool force;
+    bool whole; /* a glance at its checkpoint was not enough */
     enum core_job_state state;
     enum core_job_phase phase;
     uint64_t waits_for;           /* while QUEUED: another job that prepares the same slots under another name; 0: none */

@@ -291,9 +291,12 @@ static void plan(struct core *core, uint64_t now, struct core_job *job, struct a
         arch_free(arch);
         if (r < 0) {
             core_load_fail(core, now, job, &err);
-            return;
+        } else if (r == CORE_PLAN_WHOLE) {
+            job->whole = true;
+            core_push(core, CORE_ACT_OPEN, CORE_NONE, job->id);
+        } else {
+            job->state = CORE_JOB_QUEUED;
         }
-        job->state = CORE_JOB_QUEUED;
         return;
     }
     if (!job->missing_count) {

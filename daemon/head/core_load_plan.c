@@ -195,7 +195,7 @@ static int list_missing(const struct core *core, const struct core_wants *wants,
             job->total_bytes += rank_source_bytes(model, layer, rank);
         }
         if (job->missing_count > before && !checkpoint_layer_there(checkpoint, layer))
-            return not_there(model, layer, err);
+            return checkpoint_is_glance(checkpoint) ? CORE_PLAN_WHOLE : not_there(model, layer, err);
         if (job->missing_count > before)
             job->total_bytes += layer_source_bytes(model, layer);
     }

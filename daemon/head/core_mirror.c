@@ -42,7 +42,11 @@ static void explain_loss(struct core *core, uint32_t index, const struct msg_hel
 {
     const struct core_duck *duck = &core->ducks[index];
     const struct msg_hello_duck *was = &duck->hello;
-    if (strcmp(was->boot_id, hello->boot_id) == 0)
+    const struct core_loss *known = core_loss_find(core, slot->model_key, index, slot->layer);
+    bool same_buffer = strcmp(was->boot_id, hello->boot_id) == 0;
+    if (same_buffer && known && known->duck == index)
+        return; /* fp9d was killed before its mirror followed: why is known better */
+    if (same_buffer)
         core_lost(core, slot->model_key, index, slot->layer, "duck %s: slot of layer %u is gone from its header", duck->name, slot->layer);
     else if (was->cores != hello->cores || was->capacity_bytes != hello->capacity_bytes || strcmp(was->isa, hello->isa) != 0)
         core_lost(core, slot->model_key, index, CORE_NONE, "duck %s was replaced (%u cores %s -> %u cores %s, boot id %.8s -> %.8s)",

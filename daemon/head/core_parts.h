@@ -76,6 +76,7 @@ void core_model_set_ready(struct core *core, uint32_t model);
 enum {
     CORE_PLAN_WAIT = 1,   /* when job->waits_for is over */
     CORE_PLAN_DIGEST = 2, /* when the layers of job->digest are digested */
+    CORE_PLAN_WHOLE = 3,  /* with the checkpoint opened whole */
 };
 int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err);
 /* The job ends, and the model is what that makes of it. */

@@ -9,6 +9,7 @@
 
 #include "daemon/head/db.h"
 #include "daemon/head/load_digest.h"
+#include "daemon/head/load_glance.h"
 #include "daemon/head/load_stream.h"
 #include "daemon/head/revoked.h"
 #include "proto/base/clock.h"
@@ -28,6 +29,8 @@ struct load {
     uint32_t layer;   /* of a job about one, else CORE_NONE */
     bool from_memory; /* the model has no weights on disk: what they were is to be remembered */
     bool sources_saved;
+    bool whole;                    /* a glance is not enough */
+    struct checkpoint_stamp stamp; /* of the directory, before anything in it was read */
     struct arch *arch;             /* owned until the core takes it */
     struct checkpoint *checkpoint; /* owned */
     struct err err;
@@ -126,6 +129,8 @@ static void save_run(void *user)
                                &err);
         buf_release(&record);
     }
+    if (r == 0)
+        r = load_glance_save(load->head->db, load->path, &load->stamp, load->checkpoint, &err);
     r = db_end(load->head->db, r == 0, &err);
     if (r < 0)
         log_error("db", "%s: the digests of its weights are not remembered: %s", load->path, err.message);
@@ -238,6 +243,7 @@ static int open_memory(struct load *load)
 static void open_run(void *user)
 {
     struct load *load = user;
+    checkpoint_stamp_take(load->path, &load->stamp);
     if (arch_read(load->path, &load->arch, &load->err) < 0) {
         explain_hidden(load->path, &load->err);
         return;
@@ -247,12 +253,17 @@ static void open_run(void *user)
         open_memory(load);
         return;
     }
+    if (!load->whole && load_glance_open(load->head->db, load->path, load->model, load->arch, &load->checkpoint))
+        return;
     if (checkpoint_open(load->path, load->arch, &load->checkpoint, &load->err) < 0)
         return;
     const char *ignored = checkpoint_ignored(load->checkpoint);
     if (*ignored)
         log_info("load", "%s: ignored, not in the index: %s", load->path, ignored);
     read_records(load);
+    struct err err = {0};
+    if (!load->force && load_glance_save(load->head->db, load->path, &load->stamp, load->checkpoint, &err) < 0)
+        log_warning("db", "%s: what it is is not remembered: %s", load->path, err.message);
     if (load->memory_fd >= 0)
         open_memory(load);
 }
@@ -301,6 +312,7 @@ void load_open(struct head *head, uint64_t job)
     load->checkpoint = NULL;
     load->opening = true;
     load->force = known->force;
+    load->whole = known->whole || known->force || load->memory_fd >= 0;
     load->layer = known->layer;
     memcpy(load->path, head->core->models[known->model].path, sizeof load->path);
     memcpy(load->model, head->core->models[known->model].name, sizeof load->model);

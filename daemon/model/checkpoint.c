@@ -59,6 +59,7 @@ int checkpoint_open_memory(const char *dir, const struct arch *arch, const struc
     memcpy(checkpoint->memory_known, memory->known, arch->layers * sizeof *checkpoint->memory_known);
     checkpoint->memory_layer = memory->layer;
     checkpoint->memory_binding = memory->binding;
+    checkpoint->glance = memory->glance;
     int r = checkpoint_shards_open_memory(checkpoint, memory->fd, err);
     if (r == 0)
         r = open_rest(checkpoint, err);
@@ -66,6 +67,11 @@ int checkpoint_open_memory(const char *dir, const struct arch *arch, const struc
         return r;
     *ret_checkpoint = STEAL(checkpoint);
     return 0;
+}
+
+bool checkpoint_is_glance(const struct checkpoint *checkpoint)
+{
+    return checkpoint->glance;
 }
 
 bool checkpoint_layer_there(const struct checkpoint *checkpoint, uint32_t layer)

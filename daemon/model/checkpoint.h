@@ -47,6 +47,7 @@ struct checkpoint_memory {
     const uint8_t (*sources)[DIGEST_SIZE]; /* [layers] borrowed, as checkpoint_layer_sources; valid where known */
     const bool *known;                     /* [layers] borrowed */
     uint32_t layer;                        /* only this one is taken from memory; CHECKPOINT_LAYERS_ALL: all that are there */
+    bool glance;                           /* the weights are in dir, which was only looked at (checkpoint_glance.h) */
     bool binding;                          /* weights in memory must be what sources says, where known; else they take its place */
 };
 #define CHECKPOINT_MEMORY_NAME "the memfd" /* in place of a file's name */
@@ -57,6 +58,8 @@ int checkpoint_open_memory(const char *dir, const struct arch *arch, const struc
 bool checkpoint_dir_is_bare(const char *dir);
 /* The layer's weights can be read. False only in a checkpoint of memory. */
 bool checkpoint_layer_there(const struct checkpoint *checkpoint, uint32_t layer);
+/* What is missing of it is to be had from an opening of the whole. */
+bool checkpoint_is_glance(const struct checkpoint *checkpoint);
 /* Once layers are digested: CACHE_STALE when one of them is not what `binding` asks for. */
 int checkpoint_memory_check(const struct checkpoint *checkpoint, struct err *err);
 /* All sources that are known, for the next opening. A record that makes no sense, or of another number of layers, is refused (false). */

@@ -143,9 +143,9 @@ static int check_headers(const struct checkpoint *checkpoint, uint64_t tensors, 
 {
     if (tensors <= CHECKPOINT_TENSORS_MAX && bytes <= CHECKPOINT_HEADERS_MAX)
         return 0;
-    err_set(err, -EFBIG, ERR_BAD_CHECKPOINT, "%s: its headers hold at least %llu tensors in %llu bytes, the limits are %u tensors and %u bytes",
-            checkpoint->dir, (unsigned long long)tensors, (unsigned long long)bytes, CHECKPOINT_TENSORS_MAX,
-            CHECKPOINT_HEADERS_MAX);
+    err_set(err, -EFBIG, ERR_BAD_CHECKPOINT,
+            "%s: its headers hold at least %llu tensors in %llu bytes, the limits are %u tensors and %u bytes", checkpoint->dir,
+            (unsigned long long)tensors, (unsigned long long)bytes, CHECKPOINT_TENSORS_MAX, CHECKPOINT_HEADERS_MAX);
     err_value_int(err, "tensors", (long long)tensors);
     err_value_int(err, "bytes", (long long)bytes);
     return -EFBIG;
@@ -282,6 +282,16 @@ int checkpoint_shards_open_memory(struct checkpoint *checkpoint, int fd, struct 
     checkpoint->shards[0].name = index->files[0];
     int r = safetensors_open_sealed(fd, CHECKPOINT_MEMORY_NAME, &checkpoint->shards[0].file, err);
     return r < 0 ? r : make_index(checkpoint, err);
+}
+
+size_t checkpoint_dir_files(const char *path)
+{
+    _cleanup_(closedirp) DIR *dir = opendir(path);
+    struct dirent *entry;
+    size_t count = 0;
+    while (dir && (entry = readdir(dir)))
+        count += is_safetensors(entry->d_name);
+    return count;
 }
 
 bool checkpoint_dir_is_bare(const char *path)

@@ -45,7 +45,7 @@ struct checkpoint {
     uint8_t (*memory_sources)[DIGEST_SIZE]; /* [layers]; valid where known */
     bool *memory_known;                     /* [layers] */
     uint32_t memory_layer;                  /* or CHECKPOINT_LAYERS_ALL */
-    bool memory_binding;
+    bool memory_binding, glance;
     uint8_t identity[DIGEST_SIZE];
 };
 
@@ -55,6 +55,8 @@ int checkpoint_shards_open(struct checkpoint *checkpoint, struct err *err);
 struct safetensors *checkpoint_shard_use(struct checkpoint *checkpoint, uint32_t shard);
 /* One file, the memory: fd as checkpoint_memory. */
 int checkpoint_shards_open_memory(struct checkpoint *checkpoint, int fd, struct err *err);
+/* How many *.safetensors files a directory has. */
+size_t checkpoint_dir_files(const char *dir);
 /* Tensor by name through the index; NULL when there is none. */
 const struct safetensors_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t *ret_shard);
 

@@ -80,7 +80,8 @@ def test_many_long_headers(make_daemon, tmp_path):
     for name in "bcdefgh":
         os.link(path / "a.safetensors", path / f"{name}.safetensors")
     daemon = make_daemon(ducks=1)
-    daemon.refused("load", path, "--name", "m", name="BAD_CHECKPOINT", words=["headers hold at least", "1048576 tensors", "134217728 bytes"])
+    daemon.refused("load", path, "--name", "m", name="BAD_CHECKPOINT",
+                   words=["headers hold at least", "1048576 tensors", "134217728 bytes"])
     below(daemon, "many headers of 100 MB")
 
 

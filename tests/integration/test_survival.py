@@ -563,7 +563,7 @@ def test_warm_load_reads_and_sends_no_weights(fleet, model, tmp_path):
         for which in range(2):
             warm, seen = seen_in_load(daemon, rpc, tmp_path, model)
             assert (warm["cache"], warm["bytes_read"], warm["bytes_sent"]) == ("hit", 0, 0)
-            assert seen.weights == 0 and not seen.unknown, vars(seen)
+            assert seen.shards == 0 and not seen.unknown, vars(seen)  # not even a header
             assert seen.sent < 64 * 1024, vars(seen)
             losses = daemon.log().count(": lost: ")
             fleet.kill("duck", which, None)
@@ -579,7 +579,7 @@ def test_warm_load_reads_and_sends_no_weights(fleet, model, tmp_path):
     daemon.stop()
     wait_end(tmp_path / "start", pid)
     seen = Seen(parse(tmp_path / "start"), model)
-    assert seen.shards > 0 and seen.weights == 0 and seen.sent < 64 * 1024 and not seen.unknown, vars(seen)
+    assert seen.shards == 0 and seen.weights == 0 and seen.sent < 64 * 1024 and not seen.unknown, vars(seen)
 
 
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer's own threads cannot be followed quickly")
@@ -689,3 +689,39 @@ def test_what_was_told_is_remembered(make_daemon, model):
         with Rpc(daemon.socket) as rpc:
             names = {m["name"] for m in rpc.call("model.list")["models"]}
             assert names == {f"model{i}" for i in range(number + 1)}
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_what_was_told_to_be_gone_stays_gone(make_daemon, model, drop):
+    """kill -9 in the moment after the answer to unload: the model does not come back."""
+    daemon = make_daemon(ducks=1)
+    for number in range(5):
+        with Rpc(daemon.socket) as rpc:
+            load(rpc, model, name="stays", tp=1)
+            load(rpc, model, name=f"model{number}", tp=1)
+            rpc.call("model.unload", model=f"model{number}", drop_cache=drop)
+            daemon.kill()
+        daemon.start()
+        with Rpc(daemon.socket) as rpc:
+            assert {m["name"] for m in rpc.call("model.list")["models"]} == {"stays"}
+
+
+def test_an_invalidation_that_was_told_is_remembered(make_duck, build, tmp_path, model):
+    """kill -9 in the moment after the answer: the duck that was away loses its slots when it is back."""
+    ducks = [make_duck(f"d{i}") for i in range(2)]
+    daemon = Daemon(build, tmp_path, ducks=0, remote=[(d.name, d.address) for d in ducks]).start()
+    try:
+        for _ in range(3):
+            with Rpc(daemon.socket) as rpc:
+                key = load(rpc, model, tp=2)["model_key"]
+                ducks[1].kill()
+                daemon.wait_for("the loss", lambda: any(d["state"] != "up" for d in rpc.call("duck.list")["ducks"]))
+                assert rpc.call("cache.invalidate", model=key)["pending"] == ["d1"]
+                daemon.kill()
+            ducks[1].start()
+            daemon.start()
+            with Rpc(daemon.socket) as rpc:
+                done = load(rpc, model, tp=2)
+                assert done["model_key"] == key and done["cache"] == "miss" and "invalidated by uid" in done["reason"], done
+    finally:
+        daemon.stop()
