@@ -35,6 +35,8 @@ struct place {
 struct exec {
     pthread_t thread;
     int weights_fd;             /* borrowed */
+    int program_fd;             /* owned; of kernel processes; -1: see program_err */
+    struct err program_err;
     int event_fd;               /* owned */
     struct team_setup setup;    /* of a kernel process's team, too */
     struct team *team;          /* owned */
@@ -89,10 +91,15 @@ static bool run(struct exec *exec, struct place *place)
 {
     struct exec_result *result = &place->result;
     const struct exec_job *job = &place->job;
+    if (job->one_shot && exec->program_fd < 0) {
+        result->err = exec->program_err;
+        result->code = result->err.code;
+        return true;
+    }
     if (job->one_shot) {
         struct judge_result one_shot;
-        result->code =
-            judge_run(&job->compute, &job->slot, &exec->setup, exec->weights_fd, &exec->one_shots, &exec->cancel, &one_shot, &result->err);
+        result->code = judge_run(exec->program_fd, &job->compute, &job->slot, &exec->setup, exec->weights_fd, &exec->one_shots,
+                                 &exec->cancel, &one_shot, &result->err);
         if (result->code == 0) {
             result->duck_time_ns = one_shot.parts.run_ns;
             result->cost = one_shot.cost;
@@ -197,6 +204,7 @@ static void release(struct exec *exec)
     bool broken = exec_broken(exec) != NULL;
     team_free(exec->team);
     closep(&exec->event_fd);
+    closep(&exec->program_fd);
     pthread_cond_destroy(&exec->posted);
     pthread_mutex_destroy(&exec->lock);
     if (broken)
@@ -212,6 +220,8 @@ int exec_new(int weights_fd, const struct team_setup *setup, struct exec **ret_e
     if (!exec)
         return err_no_memory(err, "kernel thread", sizeof *exec);
     exec->weights_fd = weights_fd;
+    if (judge_open_program(&exec->program_fd, &exec->program_err) < 0)
+        exec->program_fd = -1;
     exec->setup = *setup;
     pthread_mutex_init(&exec->lock, NULL);
     pthread_cond_init(&exec->posted, NULL);

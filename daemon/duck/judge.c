@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -10,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "daemon/duck/judge_job.h"
 #include "proto/base/clock.h"
@@ -69,12 +71,44 @@ static int job_make(const struct compute_job *from, const struct judge_slot *slo
     return 0;
 }
 
-static int spawn(int job_fd, int weights_fd, pid_t *ret_pid, struct err *err)
+/* The folder of the running program, with no slash behind it. */
+static int own_folder(char ret_folder[PATH_MAX], struct err *err)
 {
-    char job_text[16], weights_text[16];
+    ssize_t n = readlink("/proc/self/exe", ret_folder, PATH_MAX - 1);
+    if (n < 0)
+        return err_errno(err, "/proc/self/exe");
+    ret_folder[n] = '\0';
+    char *slash = strrchr(ret_folder, '/');
+    if (slash)
+        *slash = '\0';
+    return 0;
+}
+
+int judge_open_program(int *ret_fd, struct err *err)
+{
+    char folder[PATH_MAX], beside[PATH_MAX + sizeof "/" JUDGE_PROGRAM];
+    int r = own_folder(folder, err);
+    if (r < 0)
+        return r;
+    snprintf(beside, sizeof beside, "%s/" JUDGE_PROGRAM, folder);
+    const char *const places[] = {beside, DUCK_LIBEXEC "/" JUDGE_PROGRAM};
+    for (size_t i = 0; i < ARRAY_LENGTH(places); i++) {
+        int fd = open(places[i], O_PATH | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        *ret_fd = fd;
+        return 0;
+    }
+    return err_set(err, -ENOENT, ERR_NO_SUCH, "one-shot: there is neither %s nor %s", places[0], places[1]);
+}
+
+static int spawn(int program_fd, int job_fd, int weights_fd, pid_t *ret_pid, struct err *err)
+{
+    char program[32], job_text[16], weights_text[16];
+    snprintf(program, sizeof program, "/proc/self/fd/%d", program_fd);
     snprintf(job_text, sizeof job_text, "%d", job_fd);
     snprintf(weights_text, sizeof weights_text, "%d", weights_fd);
-    char *const argv[] = {(char[]){"fp9-duck"}, (char[]){JUDGE_OPTION}, job_text, weights_text, NULL};
+    char *const argv[] = {(char[]){JUDGE_PROGRAM}, job_text, weights_text, NULL};
     posix_spawnattr_t attr;
     sigset_t none;
     sigemptyset(&none);
@@ -82,7 +116,7 @@ static int spawn(int job_fd, int weights_fd, pid_t *ret_pid, struct err *err)
     if (r == 0) {
         posix_spawnattr_setsigmask(&attr, &none);
         posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
-        r = posix_spawn(ret_pid, "/proc/self/exe", NULL, &attr, argv, environ);
+        r = posix_spawn(ret_pid, program, NULL, &attr, argv, environ);
         posix_spawnattr_destroy(&attr);
     }
     if (r != 0) {
@@ -154,7 +188,7 @@ static int no_result(const struct judge_job *job, pid_t pid, int status, struct 
                    WEXITSTATUS(status));
 }
 
-int judge_run(const struct compute_job *job, const struct judge_slot *slot, const struct team_setup *setup, int weights_fd,
+int judge_run(int program_fd, const struct compute_job *job, const struct judge_slot *slot, const struct team_setup *setup, int weights_fd,
               _Atomic uint64_t *progress, const _Atomic bool *cancel, struct judge_result *ret_result, struct err *err)
 {
     uint64_t start_ns = clock_now_ns();
@@ -163,7 +197,7 @@ int judge_run(const struct compute_job *job, const struct judge_slot *slot, cons
     if (r < 0)
         return r;
     pid_t pid;
-    r = spawn(map.fd, weights_fd, &pid, err);
+    r = spawn(program_fd, map.fd, weights_fd, &pid, err);
     if (r < 0)
         return r;
     bool stall = false;

@@ -109,8 +109,10 @@ static struct judge_job *job_map(int fd)
 int judge_main(int argc, char **argv)
 {
     uint64_t main_ns = clock_now_ns(), job_fd, weights_fd;
-    if (argc != 4 || !size_parse_u64(argv[2], 0, INT32_MAX, &job_fd) || !size_parse_u64(argv[3], 0, INT32_MAX, &weights_fd))
+    if (argc != 3 || !size_parse_u64(argv[1], 0, INT32_MAX, &job_fd) || !size_parse_u64(argv[2], 0, INT32_MAX, &weights_fd)) {
+        fprintf(stderr, "usage: " JUDGE_PROGRAM " JOB-FD WEIGHTS-FD\n" JUDGE_PROGRAM " is started by fp9-duck, for one step.\n");
         return 2;
+    }
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct judge_job *job = job_map((int)job_fd);
     if (!job || getppid() != job->parent) /* it died before the prctl */

@@ -7,7 +7,6 @@
 #include <sys/prctl.h>
 
 #include "daemon/duck/cores.h"
-#include "daemon/duck/judge.h"
 #include "daemon/duck/keep.h"
 #include "daemon/duck/loop.h"
 #include "daemon/duck/options.h"
@@ -143,8 +142,6 @@ static int serve_service(const struct options *options, struct err *err)
 
 int main(int argc, char **argv)
 {
-    if (argc > 1 && strcmp(argv[1], JUDGE_OPTION) == 0)
-        return judge_main(argc, argv);
     log_set_program("fp9-duck");
     struct err err = {0};
     _cleanup_(options_release) struct options options = OPTIONS_NONE;

@@ -1,3 +1,4 @@
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -125,6 +126,28 @@ int process_close(struct process *p)
 {
     shutdown(p->transport->fd(p->transport), SHUT_RDWR);
     return process_wait(p);
+}
+
+pid_t process_child(const struct process *p)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)p->pid);
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    int child = 0;
+    while (dir && child == 0 && (entry = readdir(dir))) {
+        char name[512];
+        snprintf(name, sizeof name, "%s/%s/children", path, entry->d_name);
+        FILE *file = fopen(name, "re");
+        if (file) {
+            if (fscanf(file, "%d", &child) != 1)
+                child = 0;
+            fclose(file);
+        }
+    }
+    if (dir)
+        closedir(dir);
+    return child;
 }
 
 struct msg_hello_duck process_hello(struct process *p)

@@ -29,6 +29,9 @@ struct err process_expect_fail(struct process *p);
 int process_close(struct process *p);
 int process_wait(struct process *p);
 
+/* A child of the duck, 0 when there is none now. */
+pid_t process_child(const struct process *p);
+
 struct msg_hello_duck process_hello(struct process *p);
 struct msg_hello_duck process_hello_with(struct process *p, uint64_t features);
 struct msg_slot process_prepare(struct process *p, const struct msg_prepare_begin *words, uint64_t seed);

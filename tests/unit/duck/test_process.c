@@ -1,5 +1,4 @@
 /* The real fp9-duck as a process: prepare, steps, kills, restarts, garbage. argv[1] is its path. */
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -233,29 +232,6 @@ static void test_while_kernels_run(void **state)
     close(fd);
 }
 
-/* A child of `parent`, 0 when there is none now. */
-static pid_t child_of(pid_t parent)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/task", (int)parent);
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-    int child = 0;
-    while (dir && child == 0 && (entry = readdir(dir))) {
-        char name[512];
-        snprintf(name, sizeof name, "%s/%s/children", path, entry->d_name);
-        FILE *file = fopen(name, "re");
-        if (file) {
-            if (fscanf(file, "%d", &child) != 1)
-                child = 0;
-            fclose(file);
-        }
-    }
-    if (dir)
-        closedir(dir);
-    return child;
-}
-
 static void test_killed_kernel_process(void **state)
 {
     (void)state;
@@ -269,7 +245,7 @@ static void test_killed_kernel_process(void **state)
     process_send(&p);
     pid_t child = 0;
     for (int i = 0; i < 5000 && child == 0; i++) {
-        child = child_of(p.pid);
+        child = process_child(&p);
         if (child == 0)
             poll(NULL, 0, 1);
     }
