@@ -106,8 +106,8 @@ int rpc_session_list(const struct call *call, json_t **ret_result, struct err *e
                               json_pack("{s:I, s:s, s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:b, s:I, s:I}", "session", (json_int_t)session->id,
                                         "model", core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens,
                                         "partials", session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype",
-                                        session->output == MSG_F32 ? "f32" : "bf16", "judge", session->one_shot ? "one-shot" : "persistent", "one_shot",
-                                         session->one_shot, "priority",
+                                        session->output == MSG_F32 ? "f32" : "bf16", "judge",
+                                        session->one_shot ? "one-shot" : "persistent", "one_shot", session->one_shot, "priority",
                                         session->batch ? "batch" : "interactive", "steps", (json_int_t)session->steps_done, "running",
                                         in_flight > 0, "in_flight", (json_int_t)in_flight, "lanes", (json_int_t)session->lanes));
     }

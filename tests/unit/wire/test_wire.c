@@ -112,7 +112,7 @@ static void test_round_trip(void **state)
     assert_int_equal((step.ids - frame.payload) % 8, 0);
     assert_int_equal(step.x[29], 1);
     assert_int_equal(step.weights[11], 0x3f);
-    frame = sample(f, 28);
+    frame = sample(f, SAMPLES - 1);
     struct msg_step_done done;
     uint8_t *partial;
     assert_int_equal(msg_step_done_decode(&frame, &done, &err), 0);
@@ -125,7 +125,7 @@ static void test_round_trip(void **state)
     done.one_shot = false;
     again.length = 0;
     assert_int_equal(msg_step_done_encode(&again, 1, &done, &partial), 0);
-    assert_int_equal(again.length, f->offsets[29] - f->offsets[28] - 40);
+    assert_int_equal(again.length, f->offsets[SAMPLES] - f->offsets[SAMPLES - 1] - 40);
     frame = sample(f, 8);
     struct msg_prepare_data data;
     assert_int_equal(msg_prepare_data_decode(&frame, &data, &err), 0);
