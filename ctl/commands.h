@@ -30,6 +30,9 @@ enum ctl_exit admin_job_cancel(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit step_decode(struct ctl *ctl, const struct parse_args *args);
 enum ctl_exit step_prefill(struct ctl *ctl, const struct parse_args *args);
 
+/* metrics.c */
+enum ctl_exit metrics_print(struct ctl *ctl, const struct parse_args *args);
+
 /* bench.c */
 enum ctl_exit bench_run(struct ctl *ctl, const struct parse_args *args);
 

@@ -135,6 +135,7 @@ const struct tree_command tree_commands[] = {
     {"job show", {JOB_ARG}, .run = show_job, .doc = "one job"},
     {"job wait", {JOB_ARG}, .run = admin_job_wait, .doc = "wait for a job and print its result"},
     {"job cancel", {JOB_ARG}, .run = admin_job_cancel, .doc = "stop a job"},
+    {"metrics", .run = metrics_print, .doc = "what is counted, as Prometheus reads it, or with --json one object"},
     {"completion", {{"SHELL", TREE_TEXT}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
 };
 const size_t tree_command_count = COUNT(tree_commands);
@@ -142,6 +143,6 @@ const size_t tree_command_count = COUNT(tree_commands);
 const struct tree_later tree_later[] = {
     {"bench", "--json-path"}, {"bench", "--ring"},  {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"},
     {"duck add", "--spare"},  {"duck drain", NULL}, {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},
-    {"metrics", NULL},        {"top", NULL},        {"trace", NULL},
+    {"top", NULL},            {"trace", NULL},
 };
 const size_t tree_later_count = COUNT(tree_later);

@@ -5,6 +5,7 @@
 #include "daemon/head/cache_db.h"
 #include "daemon/head/head.h"
 #include "daemon/head/load.h"
+#include "daemon/head/metrics.h"
 #include "daemon/head/remember.h"
 #include "daemon/head/revoked.h"
 #include "daemon/head/rpc.h"
@@ -48,6 +49,7 @@ static void job_changed(struct head *head, uint64_t id)
         else
             log_warning("job", "%llu: %s of %s %s: %s", (unsigned long long)id, job->kind, job->model_name, core_job_state_text(job->state),
                         job->err.message);
+        metrics_job_over(head, job);
         cache_db_job_over(head, job);
         load_forget(head, id);
     }
@@ -68,7 +70,10 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_STREAM_CANCEL: load_cancel(head, action->id); break;
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
     case CORE_ACT_SAVE_MODEL: remember_model(head, &core->models[action->id], false); break;
-    case CORE_ACT_FORGET_MODEL: remember_model(head, &core->models[action->id], true); break;
+    case CORE_ACT_FORGET_MODEL:
+        remember_model(head, &core->models[action->id], true);
+        metrics_model_gone(head, (uint32_t)action->id);
+        break;
     case CORE_ACT_SAVE_REVOKED: cache_db_save_revoked(head); break;
     case CORE_ACT_SAVE_LOSSES: cache_db_save_losses(head); break;
     case CORE_ACT_MIRROR: cache_db_save_duck(head, action->duck); break;
@@ -80,12 +85,21 @@ static void act(struct head *head, const struct core_action *action)
         break;
     case CORE_ACT_SESSION_OPEN: session_send_open(head, action->duck, action->id); break;
     case CORE_ACT_SESSION_CLOSE: session_send_close(head, action->duck, action->id); break;
-    case CORE_ACT_SESSION_READY: rpc_session_ready(head, action->id); break;
+    case CORE_ACT_SESSION_READY:
+        metrics_session_ready(head, action->id);
+        rpc_session_ready(head, action->id);
+        break;
     case CORE_ACT_SESSION_FAILED: rpc_session_failed(head, action->id); break;
-    case CORE_ACT_SESSION_GONE: session_forget(head, action->id); break;
+    case CORE_ACT_SESSION_GONE:
+        metrics_session_gone(head, action->id);
+        session_forget(head, action->id);
+        break;
     case CORE_ACT_STEP_CHUNK: session_send_chunk(head, action->id, action->lane); break;
     case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id, action->lane); break;
-    case CORE_ACT_STEP_DONE: rpc_step_done(head, action->id, action->lane); break;
+    case CORE_ACT_STEP_DONE:
+        rpc_step_done(head, action->id, action->lane);
+        metrics_step_done(head, action->id, action->lane); /* after the answer: the client need not wait for it */
+        break;
     case CORE_ACT_STEP_FAILED: rpc_step_failed(head, action->id, action->lane); break;
     }
 }

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 
 #include "daemon/head/client.h"
+#include "daemon/head/metrics.h"
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
@@ -312,6 +313,7 @@ void control_reply(struct control *control, uint64_t client, const json_t *id, j
 
 void control_reply_error(struct control *control, uint64_t client, const json_t *id, const struct err *err)
 {
+    metrics_error(control->head, err);
     answered(control, client);
     size_t length;
     char *line = rpc_reply_error(id, err, &length);

@@ -215,6 +215,7 @@ struct core_step {
     bool *answered;                     /* owned by the session, [tp] */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     struct msg_one_shot chunk_parts; /* of the rank whose kernel process took longest */
+    uint64_t answered_ns; /* the latest answer of this chunk; 0: none yet */
     /* sums over chunks */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
     uint64_t tiles, tile_tokens; /* of all ranks; 0 from ducks that do not count them */
@@ -223,6 +224,9 @@ struct core_step {
     bool one_shot;               /* a duck has told where the time of its kernel process went */
     struct msg_one_shot parts;   /* then: of the slowest rank of each chunk */
     uint32_t chunks;
+    /* The duck that was waited for alone, and how long; of several chunks the longest wait. CORE_NONE: there is one rank only. */
+    uint32_t straggler;
+    uint64_t straggler_ns;
     struct err err;
 };
 

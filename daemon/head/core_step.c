@@ -100,6 +100,7 @@ static void send_chunk(struct core *core, uint64_t now, struct core_session *ses
     step->chunk_started_ns = now;
     step->chunk_duck_max_ns = 0;
     step->chunk_parts = (struct msg_one_shot){0};
+    step->answered_ns = 0;
     core_push_step(core, CORE_ACT_STEP_CHUNK, session, step);
 }
 
@@ -116,7 +117,13 @@ int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t laye
         return r;
     struct core_step *step = &session->steps[core_session_lane(session)];
     bool *answered = step->answered;
-    *step = (struct core_step){.running = true, .layer = layer, .tokens = tokens, .top_k = top_k, .prefill = prefill, .answered = answered};
+    *step = (struct core_step){.running = true,
+                               .layer = layer,
+                               .tokens = tokens,
+                               .top_k = top_k,
+                               .prefill = prefill,
+                               .answered = answered,
+                               .straggler = CORE_NONE};
     if (tokens)
         send_chunk(core, now, session, step);
     else {
@@ -177,8 +184,14 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
     step->one_shot |= done->one_shot;
     if (done->one_shot && whole(&done->parts) > whole(&step->chunk_parts))
         step->chunk_parts = done->parts;
+    uint64_t before = step->answered_ns;
+    step->answered_ns = now;
     if (--step->waiting)
         return;
+    if (before && (step->straggler == CORE_NONE || now - before > step->straggler_ns)) {
+        step->straggler = duck;
+        step->straggler_ns = now - before;
+    }
     step->judge_wait_ns += now - step->chunk_started_ns;
     step->duck_max_ns += step->chunk_duck_max_ns;
     add_parts(&step->parts, &step->chunk_parts);

@@ -20,6 +20,7 @@
 #include "daemon/head/load.h"
 #include "daemon/head/load_stream.h"
 #include "daemon/head/local.h"
+#include "daemon/head/metrics.h"
 #include "daemon/head/remember.h"
 #include "daemon/head/revoked.h"
 #include "daemon/head/rpc.h"
@@ -40,6 +41,7 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
     struct head *head = user;
     log_info("duck", "%s: up: %s, isa %s, cores %u, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
              hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, hello->boot_id);
+    metrics_duck_up(head, duck);
     core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
     const struct core_duck *known = &head->core->ducks[duck];
     if (known->mirror_gone || known->mirror_new)
@@ -56,6 +58,7 @@ static void duck_lost(void *user, uint32_t duck, const char *reason)
     bool news = known->state == CORE_DUCK_UP || strcmp(known->lost_reason, reason) != 0;
     if (!head->stopping)
         log_write(news ? LOG_LEVEL_WARNING : LOG_LEVEL_DEBUG, "duck", "%s: lost: %s", known->name, reason);
+    metrics_duck_lost(head, duck);
     core_duck_lost(head->core, clock_now_ns(), duck, reason);
     cache_check_duck_lost(head, duck);
     act_run(head);
@@ -355,6 +358,9 @@ static int build(struct head *head, struct err *err)
     head->core = core_new(&core_conf);
     if (!head->core)
         return err_no_memory(err, "fp9d", sizeof *head->core);
+    head->metrics = metrics_new();
+    if (!head->metrics)
+        return err_no_memory(err, "metrics", 0);
     head->waiters = waiters_new();
     head->revoked = revoked_new();
     int r = loop_new(&head->loop, err);
@@ -399,6 +405,7 @@ static void take_down(struct head *head)
     core_free(head->core);
     cache_db_free(head->cache_db);
     cache_check_free(head);
+    metrics_free(head->metrics);
     db_close(head->db);
     fdstore_free(head->fdstore);
     loop_timer_free(head->alarm);

@@ -15,6 +15,7 @@ struct db;
 struct fdstore;
 struct stage;
 struct load;
+struct metrics;
 struct remember;
 struct revoked;
 struct session;
@@ -35,6 +36,7 @@ struct head {
     struct cache_db *cache_db;
     struct control *control;
     struct load *loads;          /* list */
+    struct metrics *metrics;
     struct remember *remembered; /* list */
     struct revoked *revoked;     /* what the ducks are told of dead keys */
     struct session *sessions;    /* list */

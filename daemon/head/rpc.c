@@ -18,6 +18,7 @@ static const struct {
     {"job.cancel", rpc_job_cancel},
     {"job.list", rpc_job_list},
     {"job.wait", rpc_job_wait},
+    {"metrics", rpc_metrics},
     {"model.list", rpc_model_list},
     {"model.load", rpc_model_load},
     {"model.unload", rpc_model_unload},

@@ -26,6 +26,7 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_duck_list(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_cache_list(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_cache_invalidate(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_metrics(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_model_list(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_model_unload(const struct call *call, json_t **ret_result, struct err *err);

@@ -5,6 +5,7 @@
 
 #include "daemon/head/cache_db.h"
 #include "daemon/head/rpc.h"
+#include "daemon/head/timing_json.h"
 #include "proto/base/clock.h"
 
 static json_t *duck_json(uint32_t index, const struct core_duck *duck, const char *address)
@@ -58,6 +59,7 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
                   (json_int_t)control_client_count(call->head->control), "isa", kernels_tier_name(), "kernels", kernels_variant_name());
     json_object_set_new(*ret_result, "one_shot_sessions", json_integer(one_shot));
     json_object_set_new(*ret_result, "persistent_judge", json_boolean(core->conf.persistent_judge));
+    json_object_set_new(*ret_result, "timing", timing_json_summary(call->head, NULL, clock_now_ns()));
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "daemon/head/metrics.h"
 #include "kernels/kernels.h"
 #include "proto/base/clock.h"
 #include "proto/base/size.h"
@@ -269,6 +270,7 @@ void session_take_result(struct head *head, uint32_t duck, const struct frame *f
     if (bytes)
         memcpy(session->lanes[lane].partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size, done.partial,
                bytes);
+    metrics_answer(head, now, duck, &core_session->steps[lane], &done);
     core_step_result(head->core, now, duck, id, frame->request, &done);
 }
 

@@ -236,7 +236,7 @@ uint32_t timing_step(struct timing *timing, uint64_t now, uint32_t place, uint32
     const struct timing_layers *layers = &timing->models[session->model];
     if (step->layer < layers->count)
         add_set(&layers->layers[step->layer][step->kind], now, step);
-    return add_forward(&session->forward, step, last_layer, ret_forwards);
+    return add_forward(&session->forwards[step->lane], step, last_layer, ret_forwards);
 }
 
 struct timing_straggler timing_straggler(const struct timing *timing, const struct timing_session *session, uint64_t now)

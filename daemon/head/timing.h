@@ -25,6 +25,7 @@ enum timing_word {
 
 /* A finished step, sums over its chunks. */
 struct timing_step {
+    uint32_t lane;
     enum timing_kind kind;
     uint32_t layer, tokens;
     uint64_t judge_wait_ns, duck_max_ns;
@@ -66,7 +67,7 @@ struct timing_late {
     } periods[2];
 };
 
-/* Steps of one kind whose layer numbers rise: a token (or a prompt) on its way through a model. It is over when a layer comes that is not
+/* Steps of one lane and kind whose layer numbers rise: a token (or a prompt) on its way through a model. It is over when a layer comes that is not
  * above the last one, with the model's last layer, and when the session ends. */
 struct timing_forward {
     uint32_t steps; /* 0: none is under way */
@@ -80,7 +81,7 @@ struct timing_forward {
 struct timing_session {
     uint64_t id;
     uint32_t model;
-    struct timing_forward forward;
+    struct timing_forward forwards[CORE_LANES_MAX]; /* by lane */
     struct timing_set kinds[TIMING_KINDS];
     struct timing_late late[CORE_DUCKS_MAX]; /* by duck */
 };

@@ -20,6 +20,7 @@
 
 static const char *const session_dtypes[] = {"bf16", "f32", NULL};
 static const char *const session_priorities[] = {"interactive", "batch", NULL};
+static const char *const metrics_formats[] = {"json", "prometheus", NULL};
 static const char *const x_dtypes[] = {"BF16", NULL};
 static const char *const ids_dtypes[] = {"I32", NULL};
 static const char *const weights_dtypes[] = {"F32", NULL};
@@ -92,6 +93,10 @@ static const struct schema_param verify_params[] = {
     STRING("model", OPTIONAL, KEY_BYTES_MAX, "only of this model: its name, or the first 6 or more hex digits of a model key"),
 };
 
+static const struct schema_param metrics_params[] = {
+    CHOICE("format", OPTIONAL, metrics_formats, "json, or prometheus: the same as text, in its exposition format; json when left out"),
+};
+
 static const struct schema_param job_params[] = {
     INT("job", REQUIRED, 1, JOB_MAX, "id of the job"),
 };
@@ -142,6 +147,10 @@ const struct schema_method schema_methods[] = {
     {"job.cancel", false, PARAMS(job_params), "job, state", "stop a job that is queued or running"},
     {"job.list", false, NO_PARAMS, "jobs", "the jobs that are known, newest last"},
     {"job.wait", false, PARAMS(job_params), "the keys of the job's kind", "answer when the job is done; its failure is this call's error"},
+    {"metrics", false, PARAMS(metrics_params),
+     "uptime_s, errors, bytes_read, bytes_sent, jobs, cache, reconnects, duck_states, open_sessions, clients, memory, steps, ducks, models, "
+     "sessions, left_out; with prometheus text",
+     "what is counted: steps and what they took, errors, loads, losses"},
     {"model.list", false, NO_PARAMS, "models", "the registered models"},
     {"model.load", true, PARAMS(load_params), "job", "spread a checkpoint over the ducks"},
     {"model.unload", true, PARAMS(unload_params), "freed_bytes, pending", "take a model out of service"},
@@ -155,7 +164,7 @@ const struct schema_method schema_methods[] = {
     {"session.list", false, NO_PARAMS, "sessions", "the open sessions"},
     {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max, lanes",
      "start a session; the arena's memfd comes with the answer's first byte"},
-    {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs",
+    {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs, timing",
      "the daemon at a glance"},
 };
 
@@ -163,7 +172,7 @@ const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
 
 const struct schema_later schema_later[] = {
     {"duck.add", NULL}, {"duck.drain", NULL},   {"duck.remove", NULL},    {"events.subscribe", NULL},
-    {"metrics", NULL},  {"model.load", "mtp"}, {"session.open", "ring"},
+    {"model.load", "mtp"}, {"session.open", "ring"},
 };
 const size_t schema_later_count = ARRAY_LENGTH(schema_later);
 

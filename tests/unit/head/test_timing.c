@@ -169,7 +169,7 @@ static void forwards_end(void **state)
     assert_int_equal(forwards[0].steps, 1);
     assert_int_equal(forwards[1].kind, TIMING_PREFILL);
     assert_int_equal(forwards[1].tokens, 100);
-    assert_int_equal(world->timing->sessions[5]->forward.steps, 0);
+    assert_int_equal(world->timing->sessions[5]->forwards[0].steps, 0);
 }
 
 static void room_is_bounded(void **state)

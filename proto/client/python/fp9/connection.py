@@ -193,7 +193,12 @@ class Connection:
         return self.call("status")
 
     def metrics(self):
+        """What is counted: steps with their timing words by session, layer and duck, errors, loads, losses."""
         return self.call("metrics")
+
+    def metrics_text(self):
+        """The same as text in Prometheus' exposition format."""
+        return self.call("metrics", format="prometheus")["text"]
 
     def events_subscribe(self):
         """From now on fp9d tells this connection's on_notification "event" {time, kind, duck?, model?, job?, message}."""
