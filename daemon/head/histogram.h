@@ -13,9 +13,9 @@
 #include <stdint.h>
 
 #define HISTOGRAM_PERIOD_NS UINT64_C(30000000000)
-#define HISTOGRAM_SPLIT 32         /* buckets of a power of two, and of the values below the first */
-#define HISTOGRAM_FIRST 8          /* 2^8: from here on buckets grow */
-#define HISTOGRAM_LAST 36          /* 2^36: no value is told from a higher one */
+#define HISTOGRAM_SPLIT 32 /* buckets of a power of two, and of the values below the first */
+#define HISTOGRAM_FIRST 8  /* 2^8: from here on buckets grow */
+#define HISTOGRAM_LAST 36  /* 2^36: no value is told from a higher one */
 #define HISTOGRAM_BUCKETS ((size_t)(HISTOGRAM_LAST - HISTOGRAM_FIRST + 1) * HISTOGRAM_SPLIT)
 
 struct histogram {
@@ -30,10 +30,10 @@ struct histogram {
 void histogram_add(struct histogram *histogram, uint64_t now, uint64_t value);
 
 struct histogram_summary {
-    uint64_t count, sum;            /* since the start */
-    uint64_t recent;                /* values that the rest is of */
-    double p50, p90, p99;           /* nearest rank; NaN when recent is 0 */
-    uint64_t max;                   /* exact; 0 when recent is 0 */
+    uint64_t count, sum;  /* since the start */
+    uint64_t recent;      /* values that the rest is of */
+    double p50, p90, p99; /* nearest rank; NaN when recent is 0 */
+    uint64_t max;         /* exact; 0 when recent is 0 */
 };
 void histogram_read(const struct histogram *histogram, uint64_t now, struct histogram_summary *ret_summary);
 

@@ -98,9 +98,8 @@ static void log_forward(const struct head *head, const struct timing_session *se
               "session %" PRIu64 ", %s: %s of %u %s through layers %u to %u, steps %u: judge_wait %.1f us, duck_max %.1f us, "
               "judge_gap %.1f us, judge_ratio %.2f, %.2f Gparam/s%s",
               session->id, head->core->models[session->model].name, metrics_kind_name(forward->kind), forward->tokens,
-              forward->tokens == 1 ? "token" : "tokens",
-              forward->first_layer, forward->last_layer, forward->steps, wait / 1e3, most / 1e3, (wait - most) / 1e3,
-              most > 0 ? wait / most : 0.0, most > 0 ? (double)sums->params / most : 0.0, late);
+              forward->tokens == 1 ? "token" : "tokens", forward->first_layer, forward->last_layer, forward->steps, wait / 1e3, most / 1e3,
+              (wait - most) / 1e3, most > 0 ? wait / most : 0.0, most > 0 ? (double)sums->params / most : 0.0, late);
 }
 
 void metrics_session_gone(struct head *head, uint64_t id)

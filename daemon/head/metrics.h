@@ -14,11 +14,11 @@ enum metrics_cache {
 };
 
 struct metrics {
-    struct timing *timing;                     /* owned */
-    uint64_t errors[ERR_NAME_COUNT_];          /* error answers to clients */
-    uint64_t jobs[CORE_JOB_CANCELLED + 1];     /* that ended, by their last state */
-    uint64_t caches[METRICS_CACHES];           /* what loads that were done had found */
-    uint64_t read_bytes, sent_bytes;           /* of checkpoints, and to ducks, by jobs that are over */
+    struct timing *timing;                 /* owned */
+    uint64_t errors[ERR_NAME_COUNT_];      /* error answers to clients */
+    uint64_t jobs[CORE_JOB_CANCELLED + 1]; /* that ended, by their last state */
+    uint64_t caches[METRICS_CACHES];       /* what loads that were done had found */
+    uint64_t read_bytes, sent_bytes;       /* of checkpoints, and to ducks, by jobs that are over */
     uint64_t ups[CORE_DUCKS_MAX], losses[CORE_DUCKS_MAX];
 };
 

@@ -12,8 +12,8 @@
 
 #define LINE_MAX_BYTES 1024
 #define LABELS_MAX 512
-#define TAIL 4096           /* kept free for what comes after layers and sessions */
-#define SERIES_BYTES 2048   /* more than one summary's lines */
+#define TAIL 4096         /* kept free for what comes after layers and sessions */
+#define SERIES_BYTES 2048 /* more than one summary's lines */
 #define NAME_ESCAPED (2 * CORE_NAME_MAX + 1)
 
 struct writer {

@@ -60,18 +60,18 @@ static json_t *ducks_json(const struct head *head, uint64_t now)
     json_t *ducks = json_array();
     for (uint32_t i = 0; i < head->core->duck_count; i++) {
         const struct timing_duck *timing = head->metrics->timing->ducks[i];
-        json_t *json = json_pack("{s:s, s:s, s:I, s:I}", "name", head->core->ducks[i].name, "state",
-                                 core_duck_state_text(head->core->ducks[i].state), "reconnects",
-                                 (json_int_t)metrics_reconnects(head->metrics, i), "losses", (json_int_t)head->metrics->losses[i]);
+        json_t *json =
+            json_pack("{s:s, s:s, s:I, s:I}", "name", head->core->ducks[i].name, "state", core_duck_state_text(head->core->ducks[i].state),
+                      "reconnects", (json_int_t)metrics_reconnects(head->metrics, i), "losses", (json_int_t)head->metrics->losses[i]);
         for (enum timing_kind kind = 0; timing && kind < TIMING_KINDS; kind++)
             if (timing->time[kind].count)
                 json_object_set_new(json, metrics_kind_name(kind),
                                     json_pack("{s:o}", "duck_time_us", timing_json_histogram(&timing->time[kind], now)));
         uint64_t ns, steps = timing ? timing_late_recent(&timing->late, now, &ns) : 0;
         if (timing && timing->late.steps)
-            json_object_set_new(json, "last", json_pack("{s:I, s:I, s:o}", "steps", (json_int_t)timing->late.steps, "recent",
-                                                        (json_int_t)steps, "late_us",
-                                                        steps ? rpc_real((double)ns / (double)steps / 1e3) : json_null()));
+            json_object_set_new(json, "last",
+                                json_pack("{s:I, s:I, s:o}", "steps", (json_int_t)timing->late.steps, "recent", (json_int_t)steps,
+                                          "late_us", steps ? rpc_real((double)ns / (double)steps / 1e3) : json_null()));
         json_array_append_new(ducks, json);
     }
     return ducks;

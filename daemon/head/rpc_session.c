@@ -105,15 +105,14 @@ int rpc_session_list(const struct call *call, json_t **ret_result, struct err *e
             continue;
         const struct timing_session *timing = timing_session_find(call->head->metrics->timing, session->id);
         uint32_t in_flight = core_session_in_flight(session);
-        json_array_append_new(sessions,
-                              json_pack("{s:I, s:s, s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:b, s:I, s:I, s:o}", "session", (json_int_t)session->id,
-                                        "model", core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens,
-                                        "partials", session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype",
-                                        session->output == MSG_F32 ? "f32" : "bf16", "judge",
-                                        session->one_shot ? "one-shot" : "persistent", "one_shot", session->one_shot, "priority",
-                                        session->batch ? "batch" : "interactive", "steps", (json_int_t)session->steps_done, "running",
-                                        in_flight > 0, "in_flight", (json_int_t)in_flight, "lanes", (json_int_t)session->lanes, "timing",
-                                        timing ? timing_json_summary(call->head, timing, now) : json_null()));
+        json_array_append_new(
+            sessions, json_pack("{s:I, s:s, s:I, s:s, s:s, s:s, s:b, s:s, s:I, s:b, s:I, s:I, s:o}", "session", (json_int_t)session->id,
+                                "model", core->models[session->model].name, "max_tokens", (json_int_t)session->max_tokens, "partials",
+                                session->partials == MSG_F32 ? "f32" : "bf16", "output_dtype", session->output == MSG_F32 ? "f32" : "bf16",
+                                "judge", session->one_shot ? "one-shot" : "persistent", "one_shot", session->one_shot, "priority",
+                                session->batch ? "batch" : "interactive", "steps", (json_int_t)session->steps_done, "running",
+                                in_flight > 0, "in_flight", (json_int_t)in_flight, "lanes", (json_int_t)session->lanes, "timing",
+                                timing ? timing_json_summary(call->head, timing, now) : json_null()));
     }
     *ret_result = json_pack("{s:o}", "sessions", sessions);
     return 0;

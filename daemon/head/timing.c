@@ -205,8 +205,7 @@ static uint32_t add_forward(struct timing_forward *forward, const struct timing_
     if (forward->kind != step->kind || step->layer <= forward->last_layer || step->tokens != forward->tokens)
         ended = end_forward(forward, &ret_forwards[0]);
     if (!forward->steps)
-        *forward = (struct timing_forward){
-            .kind = step->kind, .tokens = step->tokens, .first_layer = step->layer, .straggler = CORE_NONE};
+        *forward = (struct timing_forward){.kind = step->kind, .tokens = step->tokens, .first_layer = step->layer, .straggler = CORE_NONE};
     struct timing_sums sums = sums_of(step);
     forward->steps++;
     forward->last_layer = step->layer;

@@ -115,7 +115,7 @@ void timing_duck_up(struct timing *timing, uint32_t duck);
  * no memory; it works, and they are not counted. */
 bool timing_session_open(struct timing *timing, const struct core *core, uint32_t place);
 struct timing_session *timing_session_find(const struct timing *timing, uint64_t id); /* NULL: unknown */
-void timing_session_gone(struct timing *timing, uint64_t id); /* an unknown one is ignored */
+void timing_session_gone(struct timing *timing, uint64_t id);                         /* an unknown one is ignored */
 void timing_model_gone(struct timing *timing, uint32_t model);
 
 /* A duck has answered a chunk. */

@@ -11,8 +11,8 @@ json_t *timing_json_histogram(const struct histogram *histogram, uint64_t now)
 {
     struct histogram_summary summary;
     histogram_read(histogram, now, &summary);
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o}", "count", (json_int_t)summary.count, "sum", rpc_real((double)summary.sum * UNIT), "p50",
-                     rpc_real(summary.p50 * UNIT), "p90", rpc_real(summary.p90 * UNIT), "p99", rpc_real(summary.p99 * UNIT), "max",
+    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o}", "count", (json_int_t)summary.count, "sum", rpc_real((double)summary.sum * UNIT),
+                     "p50", rpc_real(summary.p50 * UNIT), "p90", rpc_real(summary.p90 * UNIT), "p99", rpc_real(summary.p99 * UNIT), "max",
                      summary.recent ? rpc_real((double)summary.max * UNIT) : json_null());
 }
 

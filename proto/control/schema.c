@@ -148,8 +148,8 @@ const struct schema_method schema_methods[] = {
     {"job.list", false, NO_PARAMS, "jobs", "the jobs that are known, newest last"},
     {"job.wait", false, PARAMS(job_params), "the keys of the job's kind", "answer when the job is done; its failure is this call's error"},
     {"metrics", false, PARAMS(metrics_params),
-     "uptime_s, errors, bytes_read, bytes_sent, jobs, cache, reconnects, duck_states, open_sessions, clients, memory, steps, ducks, models, "
-     "sessions, left_out; with prometheus text",
+     "uptime_s, errors, bytes_read, bytes_sent, jobs, cache, reconnects, duck_states, open_sessions, clients, memory, steps, ducks, "
+     "models, sessions, left_out; with prometheus text",
      "what is counted: steps and what they took, errors, loads, losses"},
     {"model.list", false, NO_PARAMS, "models", "the registered models"},
     {"model.load", true, PARAMS(load_params), "job", "spread a checkpoint over the ducks"},
