@@ -67,8 +67,8 @@ struct timing_late {
     } periods[2];
 };
 
-/* Steps of one lane and kind whose layer numbers rise: a token (or a prompt) on its way through a model. It is over when a layer comes that is not
- * above the last one, with the model's last layer, and when the session ends. */
+/* Steps of one lane and kind whose layer numbers rise: a token (or a prompt) on its way through a model. It is over when a layer comes
+ * that is not above the last one, with the model's last layer, and when the session ends. */
 struct timing_forward {
     uint32_t steps; /* 0: none is under way */
     enum timing_kind kind;
