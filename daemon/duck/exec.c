@@ -48,6 +48,12 @@ struct exec {
     uint64_t looked_ns, looked_progress;
     uint32_t silent_looks;
 
+    struct exec_feed feed; /* set once, under the lock, before `fed` */
+    _Atomic bool fed;
+    _Atomic bool knock; /* there may be something for a member 0 that waits at its feed */
+    _Atomic bool lent;
+    _Atomic bool rung;  /* the eventfd was written to */
+
     pthread_mutex_t lock;
     pthread_cond_t posted;
     bool entered; /* under the lock: the thread is member 0, or enter_err tells why not */
@@ -140,6 +146,75 @@ static struct place *choose(struct exec *exec)
     return NULL;
 }
 
+void exec_ring(struct exec *exec)
+{
+    atomic_store(&exec->rung, true);
+    (void)eventfd_write(exec->event_fd, 1);
+}
+
+static bool knocked(void *user)
+{
+    struct exec *exec = user;
+    return atomic_load(&exec->knock);
+}
+
+static void set_lent(struct exec *exec, bool lent)
+{
+    atomic_store(&exec->lent, lent);
+    exec->feed.lend(exec->feed.user, lent);
+}
+
+/* With the lock, given back for the while. */
+static struct place *look(struct exec *exec)
+{
+    /* Before the look: what is posted after it knocks anew. */
+    if (atomic_load_explicit(&exec->knock, memory_order_relaxed))
+        atomic_store(&exec->knock, false);
+    pthread_mutex_unlock(&exec->lock);
+    exec->feed.look(exec->feed.user);
+    pthread_mutex_lock(&exec->lock);
+    return exec->stop ? NULL : choose(exec);
+}
+
+static bool brief(const struct exec *exec, const struct place *place)
+{
+    return place == &exec->places[EXEC_INTERACTIVE] && !place->job.one_shot;
+}
+
+/* The thread from the moment it has a feed; with the lock. A brief job is not interrupted by another, so nobody has to look meanwhile. */
+static void feed_main(struct exec *exec)
+{
+    while (!exec->stop) {
+        struct place *place = look(exec);
+        bool lent = place && !brief(exec, place);
+        if (lent) {
+            set_lent(exec, true);
+            place = look(exec); /* what came before it was lent */
+        }
+        if (place) {
+            pthread_mutex_unlock(&exec->lock);
+            bool through = run(exec, place);
+            pthread_mutex_lock(&exec->lock);
+            if (through) {
+                place->state = THROUGH;
+                pthread_mutex_unlock(&exec->lock);
+                if (atomic_load(&exec->broken))
+                    exec_ring(exec);
+                else
+                    exec->feed.through(exec->feed.user);
+                pthread_mutex_lock(&exec->lock);
+            }
+        }
+        if (lent)
+            set_lent(exec, false);
+        if (!place && !lent && !exec->stop) {
+            pthread_mutex_unlock(&exec->lock);
+            exec->feed.wait(exec->feed.user, knocked, exec);
+            pthread_mutex_lock(&exec->lock);
+        }
+    }
+}
+
 static void *thread_main(void *user)
 {
     struct exec *exec = user;
@@ -149,6 +224,10 @@ static void *thread_main(void *user)
     exec->entered = true;
     pthread_cond_signal(&exec->posted);
     while (!exec->stop) {
+        if (atomic_load(&exec->fed)) {
+            feed_main(exec);
+            break;
+        }
         struct place *place = choose(exec);
         if (!place) {
             pthread_cond_wait(&exec->posted, &exec->lock);
@@ -159,7 +238,7 @@ static void *thread_main(void *user)
         pthread_mutex_lock(&exec->lock);
         if (through) {
             place->state = THROUGH;
-            (void)eventfd_write(exec->event_fd, 1);
+            exec_ring(exec);
         }
     }
     pthread_mutex_unlock(&exec->lock);
@@ -187,6 +266,29 @@ static int start_thread(struct exec *exec, struct err *err)
     return 0;
 }
 
+/* After the lock was given back. */
+static void knock(struct exec *exec)
+{
+    if (!atomic_load(&exec->fed))
+        return;
+    atomic_store(&exec->knock, true);
+    exec->feed.wake(exec->feed.user);
+}
+
+void exec_set_feed(struct exec *exec, const struct exec_feed *feed)
+{
+    pthread_mutex_lock(&exec->lock);
+    exec->feed = *feed;
+    atomic_store(&exec->fed, true);
+    pthread_cond_signal(&exec->posted);
+    pthread_mutex_unlock(&exec->lock);
+}
+
+bool exec_lent(const struct exec *exec)
+{
+    return atomic_load(&exec->lent);
+}
+
 static void stop_thread(struct exec *exec)
 {
     atomic_store(&exec->cancel, true);
@@ -196,6 +298,7 @@ static void stop_thread(struct exec *exec)
         atomic_store_explicit(&exec->places[i].pause, true, memory_order_relaxed);
     pthread_cond_signal(&exec->posted);
     pthread_mutex_unlock(&exec->lock);
+    knock(exec);
     pthread_join(exec->thread, NULL);
 }
 
@@ -296,12 +399,14 @@ void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *
         atomic_store_explicit(&exec->places[EXEC_BATCH].pause, true, memory_order_relaxed);
     pthread_cond_signal(&exec->posted);
     pthread_mutex_unlock(&exec->lock);
+    knock(exec);
 }
 
 bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result)
 {
     eventfd_t count;
-    (void)eventfd_read(exec->event_fd, &count);
+    if (atomic_exchange(&exec->rung, false))
+        (void)eventfd_read(exec->event_fd, &count);
     bool through = false;
     pthread_mutex_lock(&exec->lock);
     for (int i = 0; i < EXEC_PLACES && !through; i++) {

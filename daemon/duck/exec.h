@@ -45,7 +45,24 @@ int exec_new(int weights_fd, const struct team_setup *setup, struct exec **ret_e
 void exec_free(struct exec *exec);
 CLEANUP_DEFINE(struct exec *, exec_free);
 
-int exec_event_fd(const struct exec *exec); /* readable when a result waits */
+/* Where member 0 itself looks for work while it has none, and says that a job is through, in place of the owner (feed.h). All are called by
+ * member 0, except wake. With a feed the owner's functions may be called by member 0 from within look and through as well as by the main
+ * thread, by a lock of the feed's own. */
+struct exec_feed {
+    void *user;
+    void (*look)(void *user);            /* may post */
+    void (*through)(void *user);         /* exec_take has a result */
+    void (*lend)(void *user, bool lent); /* true: a job begins that others may interrupt or that takes long, so somebody else must look */
+    void (*wait)(void *user, bool (*knocked)(void *user), void *knocked_user); /* until there is work, or knocked */
+    void (*wake)(void *user);            /* ends wait, after knocked has become true */
+};
+/* Once, before the first job. *feed is copied. */
+void exec_set_feed(struct exec *exec, const struct exec_feed *feed);
+bool exec_lent(const struct exec *exec); /* between lend(true) and lend(false) */
+/* Makes the event descriptor readable though no result may wait. */
+void exec_ring(struct exec *exec);
+
+int exec_event_fd(const struct exec *exec); /* readable when a result waits, unless a feed has been told */
 uint64_t exec_progress(const struct exec *exec);
 uint32_t exec_members(const struct exec *exec);                 /* for compute_scratch_bytes */
 bool exec_busy(const struct exec *exec, enum exec_place place); /* a job is posted and not yet taken back */

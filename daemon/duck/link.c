@@ -57,6 +57,20 @@ void link_free(struct link *link)
     free(link);
 }
 
+void link_set_channel(struct link *link, struct channel *channel, int bell_fd)
+{
+    link->channel = channel;
+    link->bell_fd = bell_fd;
+}
+
+bool link_has_sessions(const struct link *link)
+{
+    for (size_t i = 0; i < SESSIONS_MAX; i++)
+        if (link->sessions.sessions[i].used)
+            return true;
+    return false;
+}
+
 bool link_greeted(const struct link *link)
 {
     return link->greeted;
@@ -111,7 +125,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER,
+        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER | (link->channel ? WIRE_FEATURE_CHANNEL : 0),
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -125,6 +139,8 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     link->greeted = true;
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
     link->one_shots = hello.features & WIRE_FEATURE_ONE_SHOT;
+    if (!(hello.features & WIRE_FEATURE_CHANNEL))
+        link->channel = NULL;
     link->tells_taken = hello.features & WIRE_FEATURE_TAKEN;
     link->heartbeat_s = hello.heartbeat_s;
     snprintf(link->peer, sizeof link->peer, "%s of %s%s%s", hello.software, hello.host, link->facts.from ? " at " : "",

@@ -2,7 +2,7 @@
  *
  * Steps run on the kernel thread, those of a kind in order, interactive ones (steps.h) before batch work; rows are packed on a thread of
  * their own (packer.h); all else is answered at once, PING also while kernels run. A DROP that meets a running step on its slots, and a
- * SESSION_CLOSE that meets one of its session, are answered after it. One thread.
+ * SESSION_CLOSE that meets one of its session, are answered after it. One thread at a time (with a channel: by the feed's lock, feed.h).
  */
 #ifndef FP9_DUCK_LINK_H
 #define FP9_DUCK_LINK_H
@@ -12,6 +12,7 @@
 #include "daemon/duck/wbuf.h"
 #include "proto/wire/frame.h"
 
+struct channel;
 struct link;
 
 struct link_facts {
@@ -28,6 +29,8 @@ int link_new(const struct link_facts *facts, struct wbuf *wbuf, struct exec *exe
 void link_free(struct link *link);
 CLEANUP_DEFINE(struct link *, link_free);
 
+/* Answers to steps then go into the channel while there is room, and ring bell_fd (eventfd) when the head sleeps. Both are borrowed. */
+void link_set_channel(struct link *link, struct channel *channel, int bell_fd);
 /* Takes one frame. 0, or negative when the link must be closed (a FAIL that says why is in `out` already). */
 int link_frame(struct link *link, const struct frame *frame, struct err *err);
 /* After exec's eventfd fired: answers the steps that are through and starts the next ones. Negative as above. Once exec is broken nothing
@@ -43,6 +46,8 @@ bool link_full(const struct link *link);
 /* Readable when a VERIFY is through: then link_verify_event answers it. Negative as above. */
 int link_verify_fd(const struct link *link);
 int link_verify_event(struct link *link, struct err *err);
+/* True while a session is open. */
+bool link_has_sessions(const struct link *link);
 /* True once HELLO was exchanged. */
 bool link_greeted(const struct link *link);
 /* What its HELLO says, 0 when it does not. */

@@ -16,6 +16,8 @@ struct link {
     struct wbuf *wbuf; /* borrowed */
     struct exec *exec; /* borrowed */
     struct buf *out;   /* borrowed */
+    struct channel *channel; /* borrowed; NULL: none, or the head does not know it */
+    int bell_fd;             /* borrowed */
     bool greeted;
     bool counts;        /* the head takes counted STEP_DONEs */
     bool one_shots;     /* the head takes one_shot STEP_DONEs */

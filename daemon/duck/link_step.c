@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/eventfd.h>
+
+#include "proto/wire/channel.h"
 
 int link_step_session_open(struct link *link, const struct frame *frame, struct err *err)
 {
@@ -171,13 +174,24 @@ static int answer_step(struct link *link, const struct running *run, const struc
         .one_shot = link->one_shots && result->one_shot,
         .parts = result->parts,
     };
+    size_t bytes = (size_t)done.tokens * done.hidden * (done.dtype == MSG_F32 ? 4 : 2);
+    struct buf in_channel = {0}, *to = link->out;
+    if (link->channel) {
+        int r = channel_room(link->channel, msg_step_done_bytes(&done), &in_channel.data, err);
+        if (r < 0)
+            return r;
+        in_channel.capacity = msg_step_done_bytes(&done); /* exactly: nothing makes it grow */
+        if (in_channel.data)
+            to = &in_channel;
+    }
     uint8_t *partial;
-    int r = msg_step_done_encode(link->out, step->request, &done, &partial);
+    int r = msg_step_done_encode(to, step->request, &done, &partial);
     if (r < 0)
         return link_sent(r, err);
-    size_t bytes = (size_t)done.tokens * done.hidden * (done.dtype == MSG_F32 ? 4 : 2);
     if (bytes)
         memcpy(partial, step->partial, bytes);
+    if (to == &in_channel && channel_commit(link->channel, in_channel.length) != CHANNEL_AWAKE)
+        (void)eventfd_write(link->bell_fd, 1);
     return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include "daemon/duck/feed.h"
 #include "daemon/duck/silence.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
@@ -22,6 +23,7 @@ struct loop {
     uint64_t hello_by_ns;             /* 0: whenever it likes */
     struct exec *exec;                /* owned */
     struct link *link;                /* owned */
+    struct feed *feed;                /* owned; NULL: no channel. Its lock is held while a turn does something */
     struct silence silence;           /* begins with HELLO, when there is something beside */
     struct frame_reader reader;
     struct transport_queue out;
@@ -31,6 +33,7 @@ struct loop {
 static void loop_release(struct loop *loop)
 {
     exec_free(loop->exec); /* first: a running step reads the link's memory */
+    feed_free(loop->feed);
     link_free(loop->link);
     frame_reader_release(&loop->reader);
     transport_queue_release(&loop->out);
@@ -157,7 +160,14 @@ static bool peer_gone(int code)
     return code == -ECONNRESET || code == -EPIPE;
 }
 
-static int turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *ret_silent, struct err *err)
+/* Steps of a channel begin and end without this thread: while a session is open it looks after the kernels. */
+static bool may_run(const struct loop *loop)
+{
+    return exec_busy(loop->exec, EXEC_INTERACTIVE) || exec_busy(loop->exec, EXEC_BATCH) || (loop->feed && link_has_sessions(loop->link));
+}
+
+/* Waits, and does what there is; the feed's lock is held but for the wait. */
+static int locked_turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *ret_silent, struct err *err)
 {
     bool want_write = !transport_queue_empty(&loop->out);
     struct pollfd wait[AT_COUNT] = {
@@ -171,8 +181,12 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *ret_sile
     bool full = overfull(loop);
     if (full)
         wait[AT_LINK].events &= ~POLLIN;
-    bool busy = exec_busy(loop->exec, EXEC_INTERACTIVE) || exec_busy(loop->exec, EXEC_BATCH);
-    if (poll(wait, AT_COUNT, loop->more && !full ? 0 : patience(loop, busy)) < 0 && errno != EINTR)
+    bool busy = may_run(loop);
+    int timeout = loop->more && !full ? 0 : patience(loop, busy);
+    feed_unlock(loop->feed);
+    int got = poll(wait, AT_COUNT, timeout);
+    feed_lock(loop->feed);
+    if (got < 0 && errno != EINTR)
         return err_errno(err, "poll");
     if (busy)
         exec_watch(loop->exec, clock_now_ns());
@@ -199,12 +213,22 @@ static int turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *ret_sile
     if (r >= 0 && (loop->more || wait[AT_LINK].revents & (POLLIN | POLLHUP | POLLERR)))
         r = serve_input(loop, err);
     if (r >= 0)
+        r = feed_take(loop->feed, err);
+    if (r >= 0)
         r = flush(loop, err);
     return r < 0 ? r : check_time(loop, ret_silent, err);
 }
 
+static int turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *ret_silent, struct err *err)
+{
+    feed_lock(loop->feed);
+    int r = locked_turn(loop, signal_fd, ret_stop, ret_silent, err);
+    feed_unlock(loop->feed);
+    return r;
+}
+
 int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct team_setup *setup,
-             const struct loop_beside *beside, struct err *err)
+             const struct loop_beside *beside, const struct loop_channel *channel, struct err *err)
 {
     sigset_t set;
     loop_signal_set(&set);
@@ -220,6 +244,8 @@ int loop_run(struct transport *transport, const struct link_facts *facts, struct
     int r = exec_new(wbuf_fd(wbuf), setup, &loop.exec, err);
     if (r == 0)
         r = link_new(&all, wbuf, loop.exec, &loop.out.buf, &loop.link, err);
+    if (r == 0 && channel)
+        r = feed_new(channel->channel, channel->bell_fd, channel->may_spin, loop.link, loop.exec, &loop.out.buf, &loop.feed, err);
     bool stop = false, silent = false;
     while (r == 0 && !stop && !silent)
         r = turn(&loop, signal_fd, &stop, &silent, err);

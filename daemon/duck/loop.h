@@ -22,15 +22,22 @@ struct loop_beside {
     const char *from; /* its address */
 };
 
+/* What a local duck has beside its link: steps through shared memory (feed.h). */
+struct loop_channel {
+    struct channel *channel; /* borrowed */
+    int bell_fd;             /* borrowed */
+    bool may_spin;
+};
+
 enum {
     LOOP_CLOSED = 0,  /* by the peer, or given up for its silence */
     LOOP_STOPPED = 1, /* by a signal */
 };
 
 /* Serves one link until its peer closes it or SIGTERM or SIGINT comes: LOOP_*. Negative when the link had to be ended. Everything is
- * borrowed; beside may be NULL. When a kernel thread is lost the process ends here, with a line in the log and EXIT_FAILURE: whoever
+ * borrowed; beside and channel may be NULL. When a kernel thread is lost the process ends here, with a line in the log and EXIT_FAILURE: whoever
  * supervises it starts it again, and the weights are still in their buffer. */
 int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct team_setup *setup,
-             const struct loop_beside *beside, struct err *err);
+             const struct loop_beside *beside, const struct loop_channel *channel, struct err *err);
 
 #endif

@@ -14,6 +14,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/transport_socket.h"
 
 /* Within a job members wait for each other for microseconds when the work is shared out well. */
@@ -53,6 +54,19 @@ static struct team_setup team_of(const struct options *options, const struct cor
     return setup;
 }
 
+/* Kernel processes inherit neither descriptor. */
+static int open_channel(const struct options *options, struct channel **ret_channel, struct err *err)
+{
+    if (options->bell_fd < 0)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "--channel-fd: goes with --bell-fd");
+    int r = channel_open(options->channel_fd, ret_channel, err);
+    if (r < 0)
+        return err_prefix(err, "--channel-fd");
+    if (fcntl(options->channel_fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(options->bell_fd, F_SETFD, FD_CLOEXEC) < 0)
+        return err_errno(err, "--channel-fd, --bell-fd");
+    return 0;
+}
+
 /* The link of a local duck: fp9d's child. */
 static int serve_child(const struct options *options, struct err *err)
 {
@@ -68,6 +82,11 @@ static int serve_child(const struct options *options, struct err *err)
     r = transport_socket_new(options->link_fd, &transport, err);
     if (r < 0)
         return err_prefix(err, "--link-fd");
+    _cleanup_(channel_freep) struct channel *channel = NULL;
+    if (options->channel_fd >= 0)
+        r = open_channel(options, &channel, err);
+    if (r < 0)
+        return r;
     r = cores_apply(options->cores, options->members, &cores, err);
     if (r < 0)
         return r;
@@ -90,7 +109,8 @@ static int serve_child(const struct options *options, struct err *err)
     log_info("duck", "%s serves over descriptor %d with %s, kernels %s", options->name, options->link_fd, cores_text(&cores, text),
              kernels_variant_name());
     struct team_setup setup = team_of(options, &cores);
-    return loop_run(transport, &facts, wbuf, &setup, NULL, err);
+    const struct loop_channel beside = {.channel = channel, .bell_fd = options->bell_fd, .may_spin = cores.spin};
+    return loop_run(transport, &facts, wbuf, &setup, NULL, channel ? &beside : NULL, err);
 }
 
 /* What every link of a service has in common. */
@@ -108,7 +128,7 @@ static void service_release(struct service *service)
 static int service_link(void *user, struct transport *transport, const struct loop_beside *beside, struct err *err)
 {
     struct service *service = user;
-    return loop_run(transport, &service->facts, service->wbuf, &service->setup, beside, err);
+    return loop_run(transport, &service->facts, service->wbuf, &service->setup, beside, NULL, err);
 }
 
 /* A service of its own. */

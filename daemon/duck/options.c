@@ -34,6 +34,8 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "      --link-fd N         connected stream socket to fp9d; the duck ends when it is closed\n"
                            "      --weights-fd N      memfd of the weight buffer, kept by fp9d; its size is the buffer's\n"
                            "      --stage-fd N        memfd of fp9d's in which it shows rows that it has read\n"
+                           "      --channel-fd N      memfd through which steps go, beside the link\n"
+                           "      --bell-fd N         eventfd that wakes fp9d when an answer is in it; goes with --channel-fd\n"
                            "      --name NAME         name shown in fp9ctl, the host's if not given\n"
                            "\n"
                            "Without --link-fd it serves TCP, in plaintext, for which the configuration must say plaintext = yes.\n"
@@ -180,22 +182,33 @@ enum {
     OPT_LINK_FD,
     OPT_WEIGHTS_FD,
     OPT_STAGE_FD,
+    OPT_CHANNEL_FD,
+    OPT_BELL_FD,
     OPT_NAME,
 };
 
 static const struct option longs[] = {
-    {"config", required_argument, NULL, OPT_CONFIG},     {"listen", required_argument, NULL, OPT_LISTEN},
-    {"key-file", required_argument, NULL, OPT_KEY_FILE}, {"memory", required_argument, NULL, OPT_MEMORY},
-    {"cores", required_argument, NULL, OPT_CORES},       {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
-    {"version", no_argument, NULL, OPT_VERSION},         {"help", no_argument, NULL, OPT_HELP},
-    {"link-fd", required_argument, NULL, OPT_LINK_FD},   {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
-    {"stage-fd", required_argument, NULL, OPT_STAGE_FD}, {"name", required_argument, NULL, OPT_NAME},
-    {"members", required_argument, NULL, OPT_MEMBERS},   {0},
+    {"config", required_argument, NULL, OPT_CONFIG},
+    {"listen", required_argument, NULL, OPT_LISTEN},
+    {"key-file", required_argument, NULL, OPT_KEY_FILE},
+    {"memory", required_argument, NULL, OPT_MEMORY},
+    {"cores", required_argument, NULL, OPT_CORES},
+    {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"link-fd", required_argument, NULL, OPT_LINK_FD},
+    {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
+    {"stage-fd", required_argument, NULL, OPT_STAGE_FD},
+    {"channel-fd", required_argument, NULL, OPT_CHANNEL_FD},
+    {"bell-fd", required_argument, NULL, OPT_BELL_FD},
+    {"name", required_argument, NULL, OPT_NAME},
+    {"members", required_argument, NULL, OPT_MEMBERS},
+    {0},
 };
 
 /* Flags and the file are needed before the file is read, values after it. */
 struct line {
-    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *stage_fd, *name, *members;
+    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *stage_fd, *channel_fd, *bell_fd, *name, *members;
     bool check_config;
 };
 
@@ -221,6 +234,8 @@ static int parse(int argc, char **argv, struct line *line)
         case OPT_LINK_FD: line->link_fd = optarg; break;
         case OPT_WEIGHTS_FD: line->weights_fd = optarg; break;
         case OPT_STAGE_FD: line->stage_fd = optarg; break;
+        case OPT_CHANNEL_FD: line->channel_fd = optarg; break;
+        case OPT_BELL_FD: line->bell_fd = optarg; break;
         case OPT_NAME: line->name = optarg; break;
         case OPT_MEMBERS: line->members = optarg; break;
         case OPT_CHECK_CONFIG: line->check_config = true; break;
@@ -232,21 +247,34 @@ static int parse(int argc, char **argv, struct line *line)
     return optind < argc ? usage("unexpected argument", argv[optind]) : 0;
 }
 
-static int apply(const struct line *line, struct options *options, struct err *err)
+/* -1 when it is not given. */
+static bool descriptor(const char *text, int *ret_fd)
 {
     uint64_t fd;
+    *ret_fd = -1;
+    if (!text)
+        return true;
+    if (!size_parse_u64(text, 0, INT32_MAX, &fd))
+        return false;
+    *ret_fd = (int)fd;
+    return true;
+}
+
+static int apply(const struct line *line, struct options *options, struct err *err)
+{
     cpu_set_t cores;
     if (line->memory && (!size_parse(line->memory, &options->memory) || options->memory == 0))
         return usage("--memory is no size such as 512M or 8G", line->memory);
-    if (line->link_fd && !size_parse_u64(line->link_fd, 0, INT32_MAX, &fd))
+    if (!descriptor(line->link_fd, &options->link_fd))
         return usage("--link-fd is no descriptor", line->link_fd);
-    options->link_fd = line->link_fd ? (int)fd : -1;
-    if (line->weights_fd && !size_parse_u64(line->weights_fd, 0, INT32_MAX, &fd))
+    if (!descriptor(line->weights_fd, &options->weights_fd))
         return usage("--weights-fd is no descriptor", line->weights_fd);
-    options->weights_fd = line->weights_fd ? (int)fd : -1;
-    if (line->stage_fd && !size_parse_u64(line->stage_fd, 0, INT32_MAX, &fd))
+    if (!descriptor(line->stage_fd, &options->stage_fd))
         return usage("--stage-fd is no descriptor", line->stage_fd);
-    options->stage_fd = line->stage_fd ? (int)fd : -1;
+    if (!descriptor(line->channel_fd, &options->channel_fd))
+        return usage("--channel-fd is no descriptor", line->channel_fd);
+    if (!descriptor(line->bell_fd, &options->bell_fd))
+        return usage("--bell-fd is no descriptor", line->bell_fd);
     uint64_t members = 0;
     if (line->members && !size_parse_u64(line->members, 1, TEAM_MEMBERS_MAX, &members))
         return usage("--members is no number from 1 to 64", line->members);

@@ -19,13 +19,14 @@ struct options {
     int link_fd;      /* -1: none */
     int weights_fd;   /* -1: none */
     int stage_fd;     /* -1: none */
+    int channel_fd;   /* -1: none */
+    int bell_fd;      /* -1: none */
     bool check_config;
 };
 #define OPTIONS_NONE                                                                                                                       \
     {                                                                                                                                      \
-        .link_fd = -1, .weights_fd = -1, .stage_fd = -1                                                                                    \
+        .link_fd = -1, .weights_fd = -1, .stage_fd = -1, .channel_fd = -1, .bell_fd = -1                                                   \
     }
-
 #define OPTIONS_USAGE 2 /* exit status for a wrong command line */
 
 /* 0: run. Positive: exit with (value - 1), everything was said already (help, version, usage). Negative: refused, err says why.

@@ -10,11 +10,15 @@
 
 #include "daemon/head/core.h"
 #include "proto/base/conf.h"
+#include "proto/base/size.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/transport_tcp.h"
 
+#define CONF_SPIN_US_AUTO 1000 /* between two layers of a token a client takes some hundred microseconds */
 #define CONF_MEMORY_MAX (UINT64_C(64) << 40) /* half of the address space of a process */
 
 static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
+static const char *const local_links[] = {"auto", "socket", NULL};
 static const char *const partials[] = {"bf16", "f32", NULL};
 
 #define FIELD(name) offsetof(struct conf, name)
@@ -27,6 +31,8 @@ static const struct conf_key keys[] = {
     {"fleet", "local_ducks", CONF_U32, FIELD(local_ducks), 0, CORE_DUCKS_MAX, NULL},
     {"fleet", "local_memory", CONF_SIZE, FIELD(local_memory), 0, 0, NULL},
     {"fleet", "local_cores", CONF_STRING, FIELD(local_cores), 0, 1023, NULL},
+    {"fleet", "local_link", CONF_CHOICE, FIELD(local_link), 0, 0, local_links},
+    {"fleet", "spin_us", CONF_STRING, FIELD(spin_us), 1, 16, NULL},
     {"fleet", "persistent_judge", CONF_BOOL, FIELD(persistent_judge), 0, 0, NULL},
     {"fleet", "partials", CONF_CHOICE, FIELD(partials), 0, 0, partials},
     {"fleet", "heartbeat_s", CONF_U32, FIELD(heartbeat_s), 1, 3600, NULL},
@@ -87,12 +93,14 @@ static int conf_defaults(struct conf **ret_conf, struct err *err)
     conf->admin_group = strdup("");
     conf->metrics_listen = strdup("");
     conf->local_cores = strdup("");
+    conf->local_link = strdup("auto");
+    conf->spin_us = strdup("auto");
     conf->partials = strdup("bf16");
     conf->persistent_judge = true;
     conf->heartbeat_s = 2;
     conf->grace_s = 10;
     if (!conf->ducks || !conf->socket || !conf->state_dir || !conf->log_level || !conf->admin_group || !conf->metrics_listen ||
-        !conf->local_cores || !conf->partials)
+        !conf->local_cores || !conf->local_link || !conf->spin_us || !conf->partials)
         return err_no_memory(err, "configuration", sizeof *conf);
     *ret_conf = STEAL(conf);
     return 0;
@@ -138,8 +146,18 @@ static int check_duck(const struct conf *conf, uint32_t index, struct err *err)
     return 0;
 }
 
+uint32_t conf_spin_us(const struct conf *conf)
+{
+    uint64_t spin_us; /* checked */
+    return size_parse_u64(conf->spin_us, 0, CHANNEL_SPIN_US_MAX, &spin_us) ? (uint32_t)spin_us : CONF_SPIN_US_AUTO;
+}
+
 int conf_check(const struct conf *conf, struct err *err)
 {
+    uint64_t spin_us;
+    if (strcmp(conf->spin_us, "auto") != 0 && !size_parse_u64(conf->spin_us, 0, CHANNEL_SPIN_US_MAX, &spin_us))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] spin_us: \"%s\" is neither auto nor a number up to %u", conf->spin_us,
+                       CHANNEL_SPIN_US_MAX);
     struct sockaddr_un address;
     if (strlen(conf->socket) >= sizeof address.sun_path)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[daemon] socket: \"%.200s\" is %zu bytes long, a socket path has at most %zu",
@@ -179,6 +197,8 @@ void conf_free(struct conf *conf)
     free(conf->admin_group);
     free(conf->metrics_listen);
     free(conf->local_cores);
+    free(conf->local_link);
+    free(conf->spin_us);
     free(conf->partials);
     free(conf);
 }

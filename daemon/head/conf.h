@@ -23,6 +23,8 @@ struct conf {
     uint32_t local_ducks;
     uint64_t local_memory; /* bytes of weight buffer per local duck; 0: an equal share of four fifths of RAM */
     char *local_cores;     /* CPU list shared out among local ducks; "": the CPUs fp9d may use */
+    char *local_link; /* auto socket */
+    char *spin_us;    /* "auto" or a number */
     bool persistent_judge;
     char *partials; /* bf16 f32 */
     uint32_t heartbeat_s, grace_s, deadline_s;
@@ -35,6 +37,8 @@ struct conf {
 int conf_load(const char *path, struct conf **ret_conf, struct err *err);
 /* After the command line was applied: what this version cannot do is refused here, not ignored. */
 int conf_check(const struct conf *conf, struct err *err);
+/* Of [fleet] spin_us; how fp9d and a local duck may wait for each other while each has CPUs of its own. */
+uint32_t conf_spin_us(const struct conf *conf);
 void conf_free(struct conf *conf);
 CLEANUP_DEFINE(struct conf *, conf_free);
 

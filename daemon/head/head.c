@@ -28,9 +28,11 @@
 #include "daemon/head/stage.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/base/quota.h"
 #include "proto/wire/msg_buffer.h"
 
 #define HEAD_TICK (100 * CLOCK_NS_PER_MS)
+#define HEAD_SPIN_MAX (200 * CLOCK_NS_PER_US) /* this thread's CPU is its clients', too: it waits out short kernels, no long ones */
 #define HEAD_START_TIMEOUT (20 * CLOCK_NS_PER_S)
 #define HEAD_STOP_PATIENCE (5 * CLOCK_NS_PER_S) /* for loads to let go; then their ducks are killed, which frees them */
 
@@ -246,10 +248,43 @@ static int local_buffer(struct head *head, const char *name, uint64_t memory, in
     return r;
 }
 
+/* Fleet-wide: fp9d's thread and the ducks' may only spin for each other on CPUs that they do not take from each other. */
+static uint32_t spin_us(const struct conf *conf)
+{
+    cpu_set_t spare, mine;
+    local_spare_cpus(conf->local_cores, conf->local_ducks, &spare);
+    if (!CPU_COUNT(&spare) || sched_getaffinity(0, sizeof mine, &mine) < 0)
+        return 0;
+    uint64_t quota = quota_millis("/proc/self/cgroup", "/sys/fs/cgroup");
+    return quota < (uint64_t)CPU_COUNT(&mine) * 1000 ? 0 : conf_spin_us(conf);
+}
+
+static enum loop_found poll_ducks(void *user)
+{
+    const struct head *head = user;
+    enum loop_found most = LOOP_IDLE;
+    for (uint32_t i = 0; i < head->conf->local_ducks; i++) {
+        enum loop_found found = peer_poll(head->peers[i]);
+        if (found > most)
+            most = found;
+    }
+    return most;
+}
+
+static bool park_ducks(void *user)
+{
+    const struct head *head = user;
+    bool quiet = true;
+    for (uint32_t i = 0; i < head->conf->local_ducks; i++)
+        quiet &= peer_park(head->peers[i]);
+    return quiet;
+}
+
 static int add_local_duck(struct head *head, uint32_t index, const char *program, uint64_t memory, struct err *err)
 {
     char name[CORE_NAME_MAX], cores[1024];
     bool shared;
+    uint32_t spin = spin_us(head->conf);
     snprintf(name, sizeof name, "local%u", index);
     int r = new_peer(head, index, name, false, err);
     if (r < 0)
@@ -262,6 +297,7 @@ static int add_local_duck(struct head *head, uint32_t index, const char *program
     if (r < 0)
         return r;
     peer_set_local(head->peers[index], program, cores, shared, weights_fd, head->stage->fd);
+    peer_set_channel(head->peers[index], strcmp(head->conf->local_link, "auto") == 0, shared ? 0 : spin);
     return 0;
 }
 
@@ -281,7 +317,18 @@ static int add_local_ducks(struct head *head, struct err *err)
         if (r < 0)
             return r;
     }
-    return 0;
+    uint64_t spin_ns = spin_us(head->conf) * CLOCK_NS_PER_US;
+    loop_set_spin(head->loop, spin_ns < HEAD_SPIN_MAX ? spin_ns : HEAD_SPIN_MAX);
+    const struct loop_poller ducks = {.poll = poll_ducks, .park = park_ducks, .user = head};
+    return loop_poller_add(head->loop, &ducks, err);
+}
+
+/* Last of all, so that helper threads have every CPU: this thread leaves the ducks' CPUs alone. */
+static int bind_loop(struct head *head, struct err *err)
+{
+    cpu_set_t spare;
+    local_spare_cpus(head->conf->local_cores, head->conf->local_ducks, &spare);
+    return head->conf->local_ducks && CPU_COUNT(&spare) ? local_bind(&spare, err) : 0;
 }
 
 static int add_remote_ducks(struct head *head, struct err *err)
@@ -386,6 +433,8 @@ static int build(struct head *head, struct err *err)
         r = loop_on_signal(head->loop, SIGINT, on_stop_signal, head, err);
     if (r == 0)
         r = loop_on_signal(head->loop, SIGHUP, on_reload_signal, head, err);
+    if (r == 0)
+        r = bind_loop(head, err);
     return r;
 }
 

@@ -18,9 +18,9 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
 
-/* Descriptors of the child, by number from FIRST_FD on. */
+/* Descriptors of the child, by number from FIRST_FD on; -1: it has none. */
 #define FIRST_FD 3
-enum { LINK_FD, WEIGHTS_FD, STAGE_FD, FDS };
+enum { LINK_FD, WEIGHTS_FD, STAGE_FD, CHANNEL_FD, BELL_FD, FDS };
 
 extern char **environ;
 
@@ -124,6 +124,43 @@ int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *re
     return 0;
 }
 
+void local_spare_cpus(const char *list, uint32_t ducks, cpu_set_t *ret_spare)
+{
+    cpu_set_t mine, wanted;
+    CPU_ZERO(ret_spare);
+    if (sched_getaffinity(0, sizeof mine, &mine) < 0 || (*list && parse_cpu_list(list, &wanted, NULL) < 0))
+        return;
+    *ret_spare = mine;
+    for (int cpu = 0; cpu < CPU_SETSIZE && ducks; cpu++)
+        if (!*list || CPU_ISSET(cpu, &wanted))
+            CPU_CLR(cpu, ret_spare);
+}
+
+/* The CPUs of the thread before local_bind; children get them back. */
+static cpu_set_t before_bind;
+static bool bound;
+
+int local_bind(const cpu_set_t *cpus, struct err *err)
+{
+    if (sched_getaffinity(0, sizeof before_bind, &before_bind) < 0 || sched_setaffinity(0, sizeof *cpus, cpus) < 0)
+        return err_errno(err, "event loop: CPUs");
+    bound = true;
+    return 0;
+}
+
+/* By the same thread as local_bind: for the moment of a spawn, since a child inherits the affinity. */
+static void unbind_for_spawn(cpu_set_t *ret_now)
+{
+    if (bound && sched_getaffinity(0, sizeof *ret_now, ret_now) == 0)
+        (void)sched_setaffinity(0, sizeof before_bind, &before_bind);
+}
+
+static void bind_again(const cpu_set_t *now)
+{
+    if (bound)
+        (void)sched_setaffinity(0, sizeof *now, now);
+}
+
 static int spawn(const char *program, char *const argv[], const int fds[FDS], pid_t *ret_pid)
 {
     posix_spawn_file_actions_t actions;
@@ -144,15 +181,19 @@ static int spawn(const char *program, char *const argv[], const int fds[FDS], pi
     posix_spawnattr_setsigdefault(&attributes, &all);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     for (int i = 0; i < FDS; i++)
-        posix_spawn_file_actions_adddup2(&actions, fds[i], FIRST_FD + i);
+        if (fds[i] >= 0)
+            posix_spawn_file_actions_adddup2(&actions, fds[i], FIRST_FD + i);
+    cpu_set_t now;
+    unbind_for_spawn(&now);
     r = posix_spawn(ret_pid, program, &actions, &attributes, argv, environ);
+    bind_again(&now);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     return -r;
 }
 
-int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared, pid_t *ret_pid,
-                int *ret_pidfd, int *ret_link, struct err *err)
+int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared,
+                const struct local_channel *channel, pid_t *ret_pid, int *ret_pidfd, int *ret_link, struct err *err)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
@@ -165,15 +206,26 @@ int local_start(const char *program, const char *name, int weights_fd, int stage
     _cleanup_(closep) int link = fcntl(theirs, F_DUPFD_CLOEXEC, 16);
     _cleanup_(closep) int weights = fcntl(weights_fd, F_DUPFD_CLOEXEC, 16);
     _cleanup_(closep) int stage = fcntl(stage_fd, F_DUPFD_CLOEXEC, 16);
-    if (link < 0 || weights < 0 || stage < 0)
+    _cleanup_(closep) int memory = channel->fd < 0 ? -1 : fcntl(channel->fd, F_DUPFD_CLOEXEC, 16);
+    _cleanup_(closep) int bell = channel->fd < 0 ? -1 : fcntl(channel->bell_fd, F_DUPFD_CLOEXEC, 16);
+    if (link < 0 || weights < 0 || stage < 0 || (channel->fd >= 0 && (memory < 0 || bell < 0)))
         return err_errno(err, "duck %s: descriptors", name);
-    const int fds[FDS] = {[LINK_FD] = link, [WEIGHTS_FD] = weights, [STAGE_FD] = stage};
+    const int fds[FDS] = {[LINK_FD] = link, [WEIGHTS_FD] = weights, [STAGE_FD] = stage, [CHANNEL_FD] = memory, [BELL_FD] = bell};
+    static const char *const options[FDS] = {"--link-fd", "--weights-fd", "--stage-fd", "--channel-fd", "--bell-fd"};
     char numbers[FDS][16];
-    for (int i = 0; i < FDS; i++)
+    const char *argv[2 * FDS + 8] = {"fp9-duck", "--name", name, "--cores", cores};
+    size_t count = 5;
+    for (int i = 0; i < FDS; i++) {
+        if (fds[i] < 0)
+            continue;
         snprintf(numbers[i], sizeof numbers[i], "%d", FIRST_FD + i);
-    const char *argv[] = {
-        "fp9-duck", "--link-fd", numbers[LINK_FD], "--weights-fd", numbers[WEIGHTS_FD],         "--stage-fd", numbers[STAGE_FD],
-        "--name",   name,        "--cores",        cores,          shared ? "--members" : NULL, "1",          NULL};
+        argv[count++] = options[i];
+        argv[count++] = numbers[i];
+    }
+    if (shared) {
+        argv[count++] = "--members";
+        argv[count++] = "1";
+    }
     pid_t pid;
     int r = spawn(program, (char *const *)argv, fds, &pid);
     if (r < 0)

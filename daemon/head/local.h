@@ -2,6 +2,7 @@
 #ifndef FP9_HEAD_LOCAL_H
 #define FP9_HEAD_LOCAL_H
 
+#include <sched.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -22,10 +23,22 @@ uint64_t local_default_memory(uint32_t ducks);
  * CPUs than ducks everyone gets all (*ret_shared), and nobody is pinned to a shared one. */
 int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, bool *ret_shared, struct err *err);
 
+/* The CPUs that this process may use and no local duck does: what its own threads and its clients have to themselves. */
+void local_spare_cpus(const char *list, uint32_t ducks, cpu_set_t *ret_spare);
+
+/* Keeps the calling thread to `cpus`, but not the children that it starts. */
+int local_bind(const cpu_set_t *cpus, struct err *err);
+
+/* Shared memory for steps (proto/wire/channel.h) that a child is given beside its link. */
+struct local_channel {
+    int fd;      /* -1: none */
+    int bell_fd; /* what the child rings */
+};
+
 /* Starts the child, with one kernel thread when its CPUs are `shared` with other ducks: *ret_link is our end of its link (nonblocking),
  * *ret_pidfd becomes readable when it ends. */
-int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared, pid_t *ret_pid,
-                int *ret_pidfd, int *ret_link, struct err *err);
+int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared,
+                const struct local_channel *channel, pid_t *ret_pid, int *ret_pidfd, int *ret_link, struct err *err);
 
 /* Reaps an ended child and says how it ended ("was killed by signal 9 (Killed)"). 0 when it has not ended yet, 1 when it has. */
 int local_reap(int pidfd, char *ret_how, size_t size);

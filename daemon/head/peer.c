@@ -13,12 +13,14 @@
 #include "daemon/head/remote.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
+#include "proto/wire/channel.h"
 #include "proto/wire/msg_staged.h"
 #include "proto/wire/transport_socket.h"
 #include "proto/wire/transport_tcp.h"
 
 #define PEER_LINGER (500 * CLOCK_NS_PER_MS) /* between a closed link and SIGKILL */
 #define FLUSH_ROWS (128u * 1024)            /* bytes of rows written before others have the thread */
+#define POLL_FRAMES 64                      /* taken from a channel at once */
 #define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
 
 struct queue {
@@ -64,6 +66,13 @@ struct peer {
     struct outgoing *held; /* of staged rows, written: the child may be reading them */
     uint64_t unpacked;     /* bytes of rows sent that the duck has not told of */
     struct msg_hello_duck hello;
+    /* beside the link of a local duck */
+    bool use_channel;
+    uint32_t spin_us;        /* 0: nobody spins */
+    struct channel *channel; /* owned; NULL: none */
+    uint32_t in_channel;     /* STEPs that were put into it and are not answered: reason to spin, no more */
+    bool awake;              /* the duck need not ring */
+    struct peer_counts counts;
     uint64_t closed_ns;           /* when the link broke while the child was still there; 0: not */
     char broken[ERR_MESSAGE_MAX]; /* why the link broke, if it was not a plain end of stream */
 };
@@ -135,6 +144,22 @@ void peer_set_local(struct peer *peer, const char *program, const char *cores, b
     peer->stage_fd = stage_fd;
 }
 
+void peer_set_channel(struct peer *peer, bool use, uint32_t spin_us)
+{
+    peer->use_channel = use;
+    peer->spin_us = spin_us;
+}
+
+bool peer_has_channel(const struct peer *peer)
+{
+    return peer->channel && peer->phase == PEER_UP && peer->hello.features & WIRE_FEATURE_CHANNEL;
+}
+
+struct peer_counts peer_counts(const struct peer *peer)
+{
+    return peer->counts;
+}
+
 void peer_set_heartbeat(struct peer *peer, uint32_t heartbeat_s)
 {
     peer->heartbeat_s = heartbeat_s;
@@ -175,6 +200,10 @@ static void close_link(struct peer *peer)
     peer->link_io = NULL;
     transport_close(peer->transport);
     peer->transport = NULL;
+    channel_free(peer->channel);
+    peer->channel = NULL;
+    peer->in_channel = 0;
+    peer->awake = false;
     frame_reader_release(&peer->reader);
     outgoing_unref(peer->now);
     peer->now = NULL;
@@ -469,6 +498,8 @@ static int take_frame(struct peer *peer, const struct frame *frame, struct err *
             return take_taken(peer, frame, err);
         if (frame->type == WIRE_STAGED_TAKEN)
             return take_staged_taken(peer, frame, err);
+        if (frame->type == WIRE_FAIL && peer->in_channel) /* perhaps of a step */
+            peer->in_channel--;
         peer->callbacks.frame(peer->callbacks.user, peer->duck, frame);
         return 0;
     case PEER_IDLE: return 0;
@@ -505,12 +536,95 @@ static void link_event(void *user, bool readable, bool writable)
         link_broken(peer, r == -ECONNRESET ? NULL : err.message);
 }
 
+/* ---- the channel ---- */
+
+/* The duck's main thread looks into the channel after each frame that it reads; this one costs it nothing else. */
+static void nudge(struct peer *peer)
+{
+    struct outgoing *out = outgoing_new();
+    const struct msg_ping ping = {.stamp = clock_now_ns()};
+    send_simple(peer, out, msg_ping_encode(&out->buf, WIRE_PING, 0, &ping));
+}
+
+/* False: there is no room, or no channel. */
+static bool put_into_channel(struct peer *peer, const struct buf *frame)
+{
+    struct err err = {0};
+    uint8_t *room;
+    if (!peer_has_channel(peer) || peer->deaf)
+        return false;
+    if (channel_room(peer->channel, frame->length, &room, &err) < 0) {
+        link_broken(peer, err.message);
+        return true; /* as peer_send does without a link */
+    }
+    if (!room)
+        return false;
+    if (peer->spin_us && !peer->awake) {
+        (void)channel_set_mode(peer->channel, CHANNEL_AWAKE); /* peer_poll looks in any case */
+        peer->awake = true;
+    }
+    memcpy(room, frame->data, frame->length);
+    peer->in_channel++;
+    switch (channel_commit(peer->channel, frame->length)) {
+    case CHANNEL_AWAKE: break;
+    case CHANNEL_ASLEEP: channel_wake(peer->channel); break;
+    case CHANNEL_BUSY: nudge(peer); break;
+    }
+    return true;
+}
+
+void peer_send_step(struct peer *peer, struct outgoing *out, bool opened)
+{
+    if (opened && put_into_channel(peer, &out->buf)) {
+        peer->counts.channel_steps++;
+        return;
+    }
+    peer->counts.socket_steps++;
+    peer_send(peer, out, false);
+}
+
+enum loop_found peer_poll(struct peer *peer)
+{
+    struct channel *channel = peer->channel;
+    if (!channel)
+        return LOOP_IDLE;
+    if (!channel_pending(channel))
+        return peer->in_channel && peer->spin_us ? LOOP_EXPECTS : LOOP_IDLE;
+    struct frame frame;
+    struct err err = {0};
+    int r = 0;
+    for (int i = 0; i < POLL_FRAMES && (r = channel_next(channel, &frame, &err)) > 0; i++) {
+        if (!peer_has_channel(peer) || (frame.type != WIRE_STEP_DONE && frame.type != WIRE_FAIL)) {
+            r = err_set(&err, -EPROTO, ERR_INTERNAL, "channel: %s frame: only answers to steps come this way", frame_type_name(frame.type));
+            break;
+        }
+        if (peer->in_channel)
+            peer->in_channel--;
+        peer->callbacks.frame(peer->callbacks.user, peer->duck, &frame);
+        if (peer->channel != channel)
+            return LOOP_FOUND; /* the frame was the last of this link */
+        channel_taken(channel);
+    }
+    if (r < 0)
+        link_broken(peer, err.message);
+    return LOOP_FOUND;
+}
+
+bool peer_park(struct peer *peer)
+{
+    if (!peer->channel || !peer->awake)
+        return true;
+    peer->awake = false;
+    return !channel_set_mode(peer->channel, CHANNEL_ASLEEP);
+}
+
 static void say_hello(struct peer *peer)
 {
     struct msg_hello hello = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS | WIRE_FEATURE_ONE_SHOT | WIRE_FEATURE_TAKEN,
+        .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS | WIRE_FEATURE_ONE_SHOT | WIRE_FEATURE_TAKEN |
+                    (peer->channel ? WIRE_FEATURE_CHANNEL : 0),
         .heartbeat_s = (uint16_t)peer->heartbeat_s, /* the configuration has WIRE_HEARTBEAT_MAX_S, too */
     };
     snprintf(hello.software, sizeof hello.software, "fp9d " FP9_VERSION " (pid %d)", (int)getpid());
@@ -532,9 +646,14 @@ static int open_link(struct peer *peer, int fd, struct err *err)
 
 static int start_child(struct peer *peer, struct err *err)
 {
-    int link;
-    int r = local_start(peer->program, peer->name, peer->weights_fd, peer->stage_fd, peer->cores, peer->shared_cores, &peer->pid,
-                        &peer->pidfd, &link, err);
+    int link, r = 0;
+    _cleanup_(closep) int memory = -1;
+    if (peer->use_channel)
+        r = channel_new(peer->spin_us, &peer->channel, &memory, err);
+    const struct local_channel channel = {.fd = memory, .bell_fd = loop_bell_fd(peer->loop)};
+    if (r == 0)
+        r = local_start(peer->program, peer->name, peer->weights_fd, peer->stage_fd, peer->cores, peer->shared_cores, &channel,
+                        &peer->pid, &peer->pidfd, &link, err);
     if (r == 0)
         r = open_link(peer, link, err);
     return r < 0 ? r : loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);

@@ -3,7 +3,10 @@
  *
  * Outgoing frames wait in two queues; a bulk frame (prepare) is only begun when no step frame waits, so that loading never delays
  * a step by more than one bulk frame. At most WIRE_PREPARE_WINDOW bytes of rows are under way that the duck has not packed: so it reads
- * its link at once, whatever comes, and a step never waits behind rows there. Loop thread only. */
+ * its link at once, whatever comes, and a step never waits behind rows there.
+ *
+ * With a local duck steps go through shared memory (proto/wire/channel.h) when there is room; peer_poll looks for its answers, and
+ * the duck rings the loop's bell when the loop sleeps. Loop thread only. */
 #ifndef FP9_HEAD_PEER_H
 #define FP9_HEAD_PEER_H
 
@@ -50,6 +53,8 @@ CLEANUP_DEFINE(struct peer *, peer_free);
 
 /* What a local duck is started with (local.h); weights_fd is taken, stage_fd borrowed. */
 void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd, int stage_fd);
+/* A local duck gets a channel from its next start on. spin_us: how long its kernel thread and this one may spin for each other. */
+void peer_set_channel(struct peer *peer, bool use, uint32_t spin_us);
 /* What a remote duck is reached by: "HOST:PORT", looked up on `names` (borrowed). */
 void peer_set_remote(struct peer *peer, const char *address, struct worker *names);
 /* What the duck is told of it, so that it knows when fp9d is gone. */
@@ -65,6 +70,18 @@ void peer_tick(struct peer *peer, uint64_t now);
 /* It takes PREPARE_STAGED. */
 bool peer_sees_stage(const struct peer *peer);
 pid_t peer_pid(const struct peer *peer); /* 0: none, or remote */
+
+/* Of the channel, as struct loop_poller wants them. */
+enum loop_found peer_poll(struct peer *peer);
+bool peer_park(struct peer *peer);
+bool peer_has_channel(const struct peer *peer);
+struct peer_counts {
+    uint64_t channel_steps, socket_steps; /* STEP frames sent each way since the peer was made */
+};
+struct peer_counts peer_counts(const struct peer *peer);
+
+/* A STEP. `opened`: the duck has answered the session's SESSION_OPEN, so that the frame need not follow it on the socket. */
+void peer_send_step(struct peer *peer, struct outgoing *out, bool opened);
 
 /* Takes a reference of its own. Frames for a peer without a link are dropped: its loss is reported anyway. */
 void peer_send(struct peer *peer, struct outgoing *out, bool bulk);

@@ -212,7 +212,7 @@ void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
         memcpy(weights, lane->weights + first, pairs * sizeof(float));
     }
     for (uint32_t rank = 0; rank < core_session->tp; rank++)
-        peer_send(head->peers[core_session->duck_of_rank[rank]], out, false);
+        peer_send_step(head->peers[core_session->duck_of_rank[rank]], out, core_session->ranks[rank] == CORE_RANK_OPEN);
 }
 
 static int check_result(const struct session *session, const struct core_session *core_session, const struct core_step *step,

@@ -15,6 +15,8 @@ static const struct frame_kind {
     const char *name;
     uint32_t payload_max;
 } kinds[] = {
+    {WIRE_STEP, "STEP", WIRE_STEP_PAYLOAD_MAX}, /* first, since they are looked up most */
+    {WIRE_STEP_DONE, "STEP_DONE", WIRE_STEP_PAYLOAD_MAX},
     {WIRE_HELLO, "HELLO", WIRE_SMALL_PAYLOAD_MAX},
     {WIRE_HELLO_DUCK, "HELLO_DUCK", WIRE_SMALL_PAYLOAD_MAX},
     {WIRE_FAIL, "FAIL", WIRE_SMALL_PAYLOAD_MAX},
@@ -42,10 +44,8 @@ static const struct frame_kind {
     {WIRE_SESSION_OPENED, "SESSION_OPENED", WIRE_SMALL_PAYLOAD_MAX},
     {WIRE_SESSION_CLOSE, "SESSION_CLOSE", WIRE_SMALL_PAYLOAD_MAX},
     {WIRE_SESSION_CLOSED, "SESSION_CLOSED", WIRE_SMALL_PAYLOAD_MAX},
-    {WIRE_STEP, "STEP", WIRE_STEP_PAYLOAD_MAX},
     {WIRE_PREPARE_STAGED, "PREPARE_STAGED", WIRE_PREPARE_PAYLOAD_MAX},
     {WIRE_STAGED_TAKEN, "STAGED_TAKEN", WIRE_SMALL_PAYLOAD_MAX},
-    {WIRE_STEP_DONE, "STEP_DONE", WIRE_STEP_PAYLOAD_MAX},
 };
 
 static const struct frame_kind *kind_of(uint32_t type)
@@ -101,13 +101,9 @@ int frame_end(struct buf *buf, int64_t offset)
     return 0;
 }
 
-/* 1 and the frame's fields when a header is there and good, 0 when it is not there yet. */
-static int header_read(const struct frame_reader *reader, struct frame *ret_frame, struct err *err)
+int frame_header_parse(const uint8_t *header, struct frame *ret_frame, struct err *err)
 {
-    size_t have = reader->buf.length - reader->taken;
-    if (have < WIRE_FRAME_HEADER)
-        return 0;
-    struct bytes_reader r = bytes_reader_init(reader->buf.data + reader->taken, WIRE_FRAME_HEADER);
+    struct bytes_reader r = bytes_reader_init(header, WIRE_FRAME_HEADER);
     uint32_t magic = bytes_read_u32(&r);
     uint16_t type = bytes_read_u16(&r);
     uint16_t zero_a = bytes_read_u16(&r);
@@ -126,7 +122,16 @@ static int header_read(const struct frame_reader *reader, struct frame *ret_fram
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "%s frame: length is %u bytes, at most %u are allowed", kind->name, length,
                        kind->payload_max);
     *ret_frame = (struct frame){.type = kind->type, .request = request, .length = length};
-    return 1;
+    return 0;
+}
+
+/* 1 and the frame's fields when a header is there and good, 0 when it is not there yet. */
+static int header_read(const struct frame_reader *reader, struct frame *ret_frame, struct err *err)
+{
+    if (reader->buf.length - reader->taken < WIRE_FRAME_HEADER)
+        return 0;
+    int r = frame_header_parse(reader->buf.data + reader->taken, ret_frame, err);
+    return r < 0 ? r : 1;
 }
 
 /* Moves what is left to the front, so that a frame's payload is aligned. */

@@ -168,14 +168,23 @@ static size_t partial_bytes(const struct msg_step_done *msg)
     return (size_t)msg->tokens * msg->hidden * (msg->dtype == MSG_F32 ? 4 : 2);
 }
 
+static size_t step_done_payload(const struct msg_step_done *msg)
+{
+    return STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + (msg->one_shot ? STEP_DONE_ONE_SHOT : 0) + partial_bytes(msg);
+}
+
+size_t msg_step_done_bytes(const struct msg_step_done *msg)
+{
+    return WIRE_FRAME_HEADER + step_done_payload(msg);
+}
+
 int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_step_done *msg, uint8_t **ret_partial)
 {
     if (msg->tokens > WIRE_STEP_TOKENS_MAX || msg->hidden == 0 || msg->hidden > WIRE_HIDDEN_MAX)
         return -EMSGSIZE;
     size_t partial = partial_bytes(msg);
-    size_t fields = STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + (msg->one_shot ? STEP_DONE_ONE_SHOT : 0);
     struct codec_writer w;
-    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, fields + partial);
+    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, step_done_payload(msg));
     if (r < 0)
         return r;
     bytes_write_u64(&w.payload, msg->duck_time_ns);

@@ -62,6 +62,8 @@ int msg_session_decode(const struct frame *frame, uint64_t *ret_session, struct 
 int msg_step_encode(struct buf *buf, uint64_t request, const struct msg_step *msg, uint8_t **ret_x, uint8_t **ret_ids,
                     uint8_t **ret_weights);
 int msg_step_decode(const struct frame *frame, struct msg_step *ret_msg, struct err *err);
+/* Bytes of the frame, its header too. */
+size_t msg_step_done_bytes(const struct msg_step_done *msg);
 /* Reserves room for the partial: *ret_partial. */
 int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_step_done *msg, uint8_t **ret_partial);
 int msg_step_done_decode(const struct frame *frame, struct msg_step_done *ret_msg, struct err *err);

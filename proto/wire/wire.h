@@ -59,8 +59,8 @@
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_TAKEN, _BUFFER; 5: the heartbeat in HELLO;
- * 6: WIRE_FEATURE_ONE_SHOT, _STAGE */
-#define WIRE_VERSION_MINOR 6
+ * 6: WIRE_FEATURE_ONE_SHOT, _STAGE; 7: WIRE_FEATURE_CHANNEL */
+#define WIRE_VERSION_MINOR 7
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
@@ -70,6 +70,7 @@
 #define WIRE_FEATURE_TAKEN (UINT64_C(1) << 3)  /* fp9d takes PREPARE_TAKEN, the duck sends it */
 #define WIRE_FEATURE_BUFFER (UINT64_C(1) << 4) /* STAMP, REVOKE, REVOKED, ROOM */
 #define WIRE_FEATURE_ONE_SHOT (UINT64_C(1) << 5) /* fp9d takes STEP_DONEs with `one_shot` set */
+#define WIRE_FEATURE_CHANNEL (UINT64_C(1) << 6) /* both take STEP and STEP_DONE through shared memory, too: channel.h; local ducks only */
 #define WIRE_FEATURE_STAGE (UINT64_C(1) << 8) /* the duck has the stage and takes PREPARE_STAGED */
 /* The highest 16 bits of a HELLO's features: seconds between the head's PINGs, 0 when it does not say. There, since an older duck ignores
  * them. A duck that is a service gives up a head from which nothing comes for several of them. */

@@ -1,0 +1,266 @@
+#include "proto/wire/channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "proto/base/futex.h"
+#include "proto/base/size.h"
+
+#define MAGIC UINT64_C(0x6c6e6e6863397066)
+#define LINES 128 /* cache lines are fetched in pairs */
+#define WARM_LINES 12 /* of the ring ahead of the writer */
+
+/* Left out only in the mutated build that proves that the stress test would notice. */
+#ifdef CHANNEL_WITHOUT_RECHECK
+#define RECHECK false
+#else
+#define RECHECK true
+#endif
+
+struct words_of_ring {
+    alignas(LINES) _Atomic uint64_t wrote;
+    alignas(LINES) _Atomic uint64_t read;
+    alignas(LINES) _Atomic uint32_t mode; /* of the reader */
+};
+
+struct words {
+    alignas(LINES) uint64_t magic;
+    uint64_t bytes;
+    uint32_t spin_us;
+    struct words_of_ring to_duck, to_head;
+};
+_Static_assert(sizeof(struct words) <= 4096, "the words fill one page");
+
+struct end {
+    struct words_of_ring *words; /* in the memfd */
+    uint8_t *ring;               /* mapped twice in a row */
+    _Atomic uint64_t at;         /* our own position: bytes ever written, or read; relaxed, for channel_pending of another thread */
+    uint64_t seen;               /* the other side's position when it was looked at last */
+};
+
+struct channel {
+    struct words *words; /* mapped */
+    uint8_t *maps[2];    /* of 2 * CHANNEL_RING */
+    struct end out, in;
+    uint32_t spin_us;
+    size_t taking; /* bytes of the frame that channel_next gave out */
+};
+
+void channel_free(struct channel *channel)
+{
+    if (!channel)
+        return;
+    for (int i = 0; i < 2; i++)
+        if (channel->maps[i])
+            munmap(channel->maps[i], 2 * (size_t)CHANNEL_RING);
+    if (channel->words)
+        munmap(channel->words, 4096);
+    free(channel);
+}
+
+static uint8_t *map_ring(int fd, int index)
+{
+    size_t bytes = CHANNEL_RING;
+    off_t offset = 4096 + (off_t)index * (off_t)bytes;
+    uint8_t *at = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    for (int i = 0; i < 2; i++)
+        if (mmap(at + (size_t)i * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, offset) == MAP_FAILED) {
+            int number = errno;
+            munmap(at, 2 * bytes);
+            errno = number;
+            return NULL;
+        }
+    return at;
+}
+
+static int map(int fd, enum channel_side side, struct channel **ret_channel, struct err *err)
+{
+    _cleanup_(channel_freep) struct channel *channel = calloc(1, sizeof *channel);
+    if (!channel)
+        return err_no_memory(err, "channel", sizeof *channel);
+    void *words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (words == MAP_FAILED)
+        return err_errno(err, "channel: mmap");
+    channel->words = words;
+    for (int i = 0; i < 2; i++) {
+        channel->maps[i] = map_ring(fd, i);
+        if (!channel->maps[i])
+            return err_errno(err, "channel: mmap of a ring");
+    }
+    struct end to_duck = {.words = &channel->words->to_duck, .ring = channel->maps[0]},
+               to_head = {.words = &channel->words->to_head, .ring = channel->maps[1]};
+    channel->out = side == CHANNEL_HEAD ? to_duck : to_head;
+    channel->in = side == CHANNEL_HEAD ? to_head : to_duck;
+    *ret_channel = STEAL(channel);
+    return 0;
+}
+
+int channel_new(uint32_t spin_us, struct channel **ret_channel, int *ret_fd, struct err *err)
+{
+    _cleanup_(closep) int fd = memfd_create("fp9-channel", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0 || ftruncate(fd, (off_t)CHANNEL_BYTES) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return err_errno(err, "channel: memfd");
+    struct channel *channel;
+    int r = map(fd, CHANNEL_HEAD, &channel, err);
+    if (r < 0)
+        return r;
+    channel->spin_us = channel->words->spin_us = spin_us;
+    channel->words->bytes = CHANNEL_BYTES;
+    channel->words->magic = MAGIC;
+    /* Until it says otherwise the head sleeps in its event loop, and the duck has yet to start. */
+    atomic_store(&channel->words->to_head.mode, CHANNEL_ASLEEP);
+    *ret_channel = channel;
+    *ret_fd = STEAL_FD(fd);
+    return 0;
+}
+
+int channel_open(int fd, struct channel **ret_channel, struct err *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return err_errno(err, "channel: descriptor %d", fd);
+    if ((uint64_t)st.st_size != CHANNEL_BYTES)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "channel: descriptor %d holds %lld bytes, a channel has %llu", fd,
+                       (long long)st.st_size, (unsigned long long)CHANNEL_BYTES);
+    _cleanup_(channel_freep) struct channel *channel = NULL;
+    int r = map(fd, CHANNEL_DUCK, &channel, err);
+    if (r < 0)
+        return r;
+    const struct words *words = channel->words;
+    uint32_t spin_us = words->spin_us;
+    if (words->magic != MAGIC || words->bytes != CHANNEL_BYTES || spin_us > CHANNEL_SPIN_US_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "channel: descriptor %d holds none of this version", fd);
+    channel->spin_us = spin_us;
+    *ret_channel = STEAL(channel);
+    return 0;
+}
+
+uint32_t channel_spin_us(const struct channel *channel)
+{
+    return channel->spin_us;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------ */
+
+static size_t stride(size_t bytes)
+{
+    return size_round_up(bytes, CHANNEL_ALIGN);
+}
+
+static uint64_t own(const struct end *end)
+{
+    return atomic_load_explicit(&end->at, memory_order_relaxed);
+}
+
+int channel_room(struct channel *channel, size_t bytes, uint8_t **ret_room, struct err *err)
+{
+    struct end *out = &channel->out;
+    uint64_t at = own(out);
+    *ret_room = NULL;
+    if (bytes > CHANNEL_FRAME_MAX)
+        return 0;
+    if (at - out->seen > CHANNEL_RING - stride(bytes)) { /* as far as we know: then it is worth a cache miss */
+        uint64_t seen = atomic_load_explicit(&out->words->read, memory_order_acquire);
+        if (at - seen > CHANNEL_RING || seen % CHANNEL_ALIGN)
+            return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its reader says that it has read %llu bytes of %llu",
+                           (unsigned long long)seen, (unsigned long long)at);
+        out->seen = seen;
+        if (at - seen > CHANNEL_RING - stride(bytes))
+            return 0;
+    }
+    *ret_room = out->ring + at % CHANNEL_RING;
+    return 0;
+}
+
+enum channel_mode channel_commit(struct channel *channel, size_t bytes)
+{
+    struct end *out = &channel->out;
+    uint64_t at = own(out) + stride(bytes);
+    atomic_store_explicit(&out->at, at, memory_order_relaxed);
+    atomic_store_explicit(&out->words->wrote, at, memory_order_seq_cst);
+    uint32_t mode = atomic_load_explicit(&out->words->mode, memory_order_seq_cst);
+    /* The next frame's lines are still in the other's cache from the last time round: fetch them while the answer is on its way. */
+    for (int i = 0; i < WARM_LINES; i++)
+        __builtin_prefetch(out->ring + at % CHANNEL_RING + (size_t)i * CHANNEL_ALIGN, 1);
+    return mode == CHANNEL_AWAKE ? CHANNEL_AWAKE : mode == CHANNEL_BUSY ? CHANNEL_BUSY : CHANNEL_ASLEEP;
+}
+
+void channel_wake(struct channel *channel)
+{
+    _Atomic uint32_t *mode = &channel->words->to_duck.mode;
+    uint32_t asleep = CHANNEL_ASLEEP;
+    if (atomic_load_explicit(mode, memory_order_seq_cst) == CHANNEL_ASLEEP && atomic_compare_exchange_strong(mode, &asleep, CHANNEL_AWAKE))
+        futex_wake_shared(mode, 1);
+}
+
+/* ---- reading ------------------------------------------------------------------------------------ */
+
+bool channel_pending(const struct channel *channel)
+{
+    const struct end *in = &channel->in;
+    return atomic_load_explicit(&in->words->wrote, memory_order_acquire) != own(in);
+}
+
+int channel_next(struct channel *channel, struct frame *ret_frame, struct err *err)
+{
+    struct end *in = &channel->in;
+    uint64_t at = own(in);
+    if (at == in->seen) {
+        uint64_t wrote = atomic_load_explicit(&in->words->wrote, memory_order_acquire);
+        if (wrote == at)
+            return 0;
+        if (wrote - at > CHANNEL_RING || wrote % CHANNEL_ALIGN)
+            return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its writer says that it has written %llu bytes, %llu were read",
+                           (unsigned long long)wrote, (unsigned long long)at);
+        in->seen = wrote;
+    }
+    const uint8_t *bytes = in->ring + at % CHANNEL_RING;
+    uint8_t header[WIRE_FRAME_HEADER];
+    memcpy(header, bytes, sizeof header);
+    __asm__ volatile("" ::: "memory"); /* the copy is what is checked and used, whatever the other side does to the original */
+    struct frame frame;
+    int r = frame_header_parse(header, &frame, err);
+    if (r < 0)
+        return err_prefix(err, "channel");
+    size_t whole = WIRE_FRAME_HEADER + (size_t)frame.length;
+    if (whole > CHANNEL_FRAME_MAX || stride(whole) > in->seen - at)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: %s frame: length is %u bytes, %llu were written", frame_type_name(frame.type),
+                       frame.length, (unsigned long long)(in->seen - at));
+    frame.payload = bytes + WIRE_FRAME_HEADER;
+    channel->taking = stride(whole);
+    *ret_frame = frame;
+    return 1;
+}
+
+void channel_taken(struct channel *channel)
+{
+    struct end *in = &channel->in;
+    uint64_t at = own(in) + channel->taking;
+    channel->taking = 0;
+    atomic_store_explicit(&in->at, at, memory_order_relaxed);
+    atomic_store_explicit(&in->words->read, at, memory_order_release);
+}
+
+bool channel_set_mode(struct channel *channel, enum channel_mode mode)
+{
+    struct end *in = &channel->in;
+    atomic_store_explicit(&in->words->mode, mode, memory_order_seq_cst);
+    return RECHECK && atomic_load_explicit(&in->words->wrote, memory_order_seq_cst) != own(in);
+}
+
+void channel_sleep(struct channel *channel, bool (*ready)(void *user), void *user)
+{
+    _Atomic uint32_t *mode = &channel->in.words->mode;
+    bool there = channel_set_mode(channel, CHANNEL_ASLEEP) || (RECHECK && ready(user));
+    /* A waker changes the mode before it wakes: then the wait returns at once. */
+    while (!there && atomic_load_explicit(mode, memory_order_seq_cst) == CHANNEL_ASLEEP)
+        (void)futex_wait_shared(mode, CHANNEL_ASLEEP, 0);
+    atomic_store_explicit(mode, CHANNEL_AWAKE, memory_order_relaxed);
+}

@@ -1,0 +1,91 @@
+/* The channel: STEP and STEP_DONE frames between fp9d and a local duck, in memory that both map.
+ *
+ * It stands beside the socket of the link, never in its place: HELLO, sessions, loads, PING and every frame that finds no room here go
+ * over the socket, whose end is the end of the link. WIRE_FEATURE_CHANNEL in HELLO and HELLO_DUCK says that both sides use it. Neither
+ * side may count on an order between the two ways: fp9d sends a STEP here only once SESSION_OPENED has come back.
+ *
+ *     memfd, CHANNEL_BYTES, sealed, made by the head and inherited by the duck
+ *     +--------------+------------------------------+------------------------------+
+ *     | words (4096) | ring to the duck             | ring to the head             |   each CHANNEL_RING bytes, mapped twice in a
+ *     +--------------+------------------------------+------------------------------+   row, so that a frame never has a seam
+ *
+ *     word, a cache line pair each   who writes
+ *     magic, bytes, spin_us          head, before the duck is started
+ *     to_duck.wrote                  head     bytes ever put into the ring to the duck
+ *     to_duck.read                   duck     bytes ever taken out of it
+ *     to_duck.mode                   duck     what its reader is doing; a waker may change ASLEEP to AWAKE
+ *     to_head.wrote, .read, .mode             likewise with the sides exchanged
+ *
+ * A frame is as on a socket (wire.h) and lies at a multiple of CHANNEL_ALIGN, with the next one at the following multiple. It is written
+ * whole or not at all. Each side keeps its own positions in its own memory, too, and checks the other's: garbage gives -EPROTO and a
+ * sentence, never a read outside the ring. A frame is read where it lies; the other side could change it meanwhile, so a reader copies
+ * what it validates before it looks at it (proto/wire decoders read each field once; ids of experts are checked in the duck's copy).
+ *
+ * Memory order. `wrote` is stored sequentially consistent after the frame's bytes and loaded with acquire by the reader: who sees it
+ * sees the frame. `read` is stored with release after the frame was used, and loaded with acquire by the writer before it writes there
+ * again. Sleeping is Dekker's: a reader stores its mode, then looks at `wrote` once more; a writer stores `wrote`, then looks at the mode;
+ * all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper.
+ *
+ * Threads: on each side one reader and one writer at a time, by a lock of the caller's if they are several threads; channel_pending and
+ * channel_wake by any.
+ */
+#ifndef FP9_WIRE_CHANNEL_H
+#define FP9_WIRE_CHANNEL_H
+
+#include <stdbool.h>
+
+#include "proto/base/cleanup.h"
+#include "proto/wire/frame.h"
+
+#define CHANNEL_ALIGN 64
+#define CHANNEL_RING (256u * 1024) /* some tens of decode steps; small, so that it stays in the caches of both */
+#define CHANNEL_FRAME_MAX (CHANNEL_RING / 4)
+#define CHANNEL_BYTES (4096 + 2 * (uint64_t)CHANNEL_RING)
+#define CHANNEL_SPIN_US_MAX 1000000u
+
+struct channel;
+
+enum channel_side {
+    CHANNEL_HEAD,
+    CHANNEL_DUCK,
+};
+
+enum channel_mode {
+    CHANNEL_AWAKE,  /* it looks by itself, soon */
+    CHANNEL_ASLEEP, /* it must be woken: the duck by its futex, the head by the bell of its event loop */
+    CHANNEL_BUSY,   /* duck: kernels of a batch job run; its other thread must be told, over the socket */
+};
+
+/* The head's side and a new memfd, *ret_fd (the caller's). spin_us: how long the duck's reader may spin for a frame before it sleeps. */
+int channel_new(uint32_t spin_us, struct channel **ret_channel, int *ret_fd, struct err *err);
+/* The duck's side; fd stays the caller's and may be closed. BAD_REQUEST when it is no channel. */
+int channel_open(int fd, struct channel **ret_channel, struct err *err);
+void channel_free(struct channel *channel);
+CLEANUP_DEFINE(struct channel *, channel_free);
+uint32_t channel_spin_us(const struct channel *channel);
+
+/* ---- writing ---- */
+
+/* *ret_room: space for a frame of `bytes`, header and all, to be filled and then sent with channel_commit; NULL when there is none now, or
+ * the frame is longer than CHANNEL_FRAME_MAX. -EPROTO: the other side's position cannot be. */
+int channel_room(struct channel *channel, size_t bytes, uint8_t **ret_room, struct err *err);
+/* The other side sees the frame. What its reader was doing then: if not AWAKE, tell it (channel_wake, or as the modes say). */
+enum channel_mode channel_commit(struct channel *channel, size_t bytes);
+/* Wakes a duck whose mode is ASLEEP. For the head, and for the duck's own other threads. */
+void channel_wake(struct channel *channel);
+
+/* ---- reading ---- */
+
+/* A frame is there, or nonsense that channel_next will find. */
+bool channel_pending(const struct channel *channel);
+/* 1 and the frame in the ring, until channel_taken; 0 when there is none; -EPROTO. */
+int channel_next(struct channel *channel, struct frame *ret_frame, struct err *err);
+void channel_taken(struct channel *channel);
+
+/* This side's own mode. True: a frame is there already; look at it before sleeping. */
+bool channel_set_mode(struct channel *channel, enum channel_mode mode);
+/* The duck's reader sleeps until a frame is there, it is woken by channel_wake, or ready(user), which must be sequentially consistent:
+ * whoever makes it true calls channel_wake afterwards. */
+void channel_sleep(struct channel *channel, bool (*ready)(void *user), void *user);
+
+#endif
