@@ -125,7 +125,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER | (link->channel ? WIRE_FEATURE_CHANNEL : 0),
+        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -136,6 +136,8 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     snprintf(answer.isa, sizeof answer.isa, "%s", kernels_tier_name());
     if (link->facts.stage)
         answer.features |= WIRE_FEATURE_STAGE;
+    if (link->channel)
+        answer.features |= WIRE_FEATURE_CHANNEL;
     link->greeted = true;
     link->counts = hello.features & WIRE_FEATURE_COUNTS;
     link->one_shots = hello.features & WIRE_FEATURE_ONE_SHOT;

@@ -35,8 +35,8 @@ enum {
 };
 
 /* Serves one link until its peer closes it or SIGTERM or SIGINT comes: LOOP_*. Negative when the link had to be ended. Everything is
- * borrowed; beside and channel may be NULL. When a kernel thread is lost the process ends here, with a line in the log and EXIT_FAILURE: whoever
- * supervises it starts it again, and the weights are still in their buffer. */
+ * borrowed; beside and channel may be NULL. When a kernel thread is lost the process ends here, with a line in the log and EXIT_FAILURE:
+ * whoever supervises it starts it again, and the weights are still in their buffer. */
 int loop_run(struct transport *transport, const struct link_facts *facts, struct wbuf *wbuf, const struct team_setup *setup,
              const struct loop_beside *beside, const struct loop_channel *channel, struct err *err);
 

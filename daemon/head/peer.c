@@ -11,9 +11,9 @@
 
 #include "daemon/head/local.h"
 #include "daemon/head/remote.h"
+#include "daemon/head/step_channel.h"
 #include "proto/base/bytes.h"
 #include "proto/base/clock.h"
-#include "proto/wire/channel.h"
 #include "proto/wire/msg_staged.h"
 #include "proto/wire/transport_socket.h"
 #include "proto/wire/transport_tcp.h"
@@ -22,11 +22,6 @@
 #define FLUSH_ROWS (128u * 1024)            /* bytes of rows written before others have the thread */
 #define POLL_FRAMES 64                      /* taken from a channel at once */
 #define PEER_STOP_WAIT_MS 2000              /* a killed child that does not end by then is left to the kernel */
-
-struct queue {
-    struct outgoing **items; /* ring */
-    size_t first, count, capacity;
-};
 
 enum peer_phase {
     PEER_IDLE,
@@ -60,7 +55,7 @@ struct peer {
     struct loop_io *pid_io, *link_io;
     struct transport *transport;
     struct frame_reader reader;
-    struct queue step, bulk;
+    struct outgoing_queue step, bulk;
     struct outgoing *now; /* being written; from one of the queues */
     size_t now_sent;
     struct outgoing *held; /* of staged rows, written: the child may be reading them */
@@ -68,58 +63,12 @@ struct peer {
     struct msg_hello_duck hello;
     /* beside the link of a local duck */
     bool use_channel;
-    uint32_t spin_us;        /* 0: nobody spins */
-    struct channel *channel; /* owned; NULL: none */
-    uint32_t in_channel;     /* STEPs that were put into it and are not answered: reason to spin, no more */
-    bool awake;              /* the duck need not ring */
+    uint32_t spin_us;
+    struct step_channel channel;
     struct peer_counts counts;
     uint64_t closed_ns;           /* when the link broke while the child was still there; 0: not */
     char broken[ERR_MESSAGE_MAX]; /* why the link broke, if it was not a plain end of stream */
 };
-
-struct outgoing *outgoing_new(void)
-{
-    struct outgoing *out = calloc(1, sizeof *out);
-    if (!out)
-        abort();
-    out->refs = 1;
-    return out;
-}
-
-void outgoing_unref(struct outgoing *out)
-{
-    if (!out || --out->refs)
-        return;
-    if (out->sent)
-        out->sent(out->user);
-    buf_release(&out->buf);
-    free(out);
-}
-
-static void queue_push(struct queue *queue, struct outgoing *out)
-{
-    if (queue->count == queue->capacity) {
-        size_t capacity = queue->capacity ? queue->capacity * 2 : 64;
-        struct outgoing **items = calloc(capacity, sizeof *items);
-        if (!items)
-            abort();
-        for (size_t i = 0; i < queue->count; i++)
-            items[i] = queue->items[(queue->first + i) % queue->capacity];
-        free(queue->items);
-        *queue = (struct queue){.items = items, .count = queue->count, .capacity = capacity};
-    }
-    queue->items[(queue->first + queue->count++) % queue->capacity] = out;
-}
-
-static struct outgoing *queue_pop(struct queue *queue)
-{
-    if (!queue->count)
-        return NULL;
-    struct outgoing *out = queue->items[queue->first];
-    queue->first = (queue->first + 1) % queue->capacity;
-    queue->count--;
-    return out;
-}
 
 int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct peer_callbacks *callbacks, struct peer **ret_peer,
              struct err *err)
@@ -152,7 +101,7 @@ void peer_set_channel(struct peer *peer, bool use, uint32_t spin_us)
 
 bool peer_has_channel(const struct peer *peer)
 {
-    return peer->channel && peer->phase == PEER_UP && peer->hello.features & WIRE_FEATURE_CHANNEL;
+    return peer->channel.channel && peer->phase == PEER_UP && peer->hello.features & WIRE_FEATURE_CHANNEL;
 }
 
 struct peer_counts peer_counts(const struct peer *peer)
@@ -188,28 +137,19 @@ pid_t peer_pid(const struct peer *peer)
     return peer->pid;
 }
 
-static void drop_queue(struct queue *queue)
-{
-    for (struct outgoing *out; (out = queue_pop(queue));)
-        outgoing_unref(out);
-}
-
 static void close_link(struct peer *peer)
 {
     loop_io_free(peer->link_io);
     peer->link_io = NULL;
     transport_close(peer->transport);
     peer->transport = NULL;
-    channel_free(peer->channel);
-    peer->channel = NULL;
-    peer->in_channel = 0;
-    peer->awake = false;
+    step_channel_close(&peer->channel);
     frame_reader_release(&peer->reader);
     outgoing_unref(peer->now);
     peer->now = NULL;
     peer->unpacked = 0;
-    drop_queue(&peer->step);
-    drop_queue(&peer->bulk);
+    outgoing_drop(&peer->step);
+    outgoing_drop(&peer->bulk);
     peer->phase = PEER_IDLE;
     peer->deaf = false;
 }
@@ -333,8 +273,8 @@ static void write_failed(struct peer *peer, int number)
         snprintf(peer->broken, sizeof peer->broken, "write to its link: %s", strerror(number));
     peer->deaf = true;
     outgoing_unref(STEAL(peer->now));
-    drop_queue(&peer->step);
-    drop_queue(&peer->bulk);
+    outgoing_drop(&peer->step);
+    outgoing_drop(&peer->bulk);
     loop_io_want(peer->link_io, true, false);
 }
 
@@ -351,12 +291,12 @@ static struct outgoing *next_bulk(struct peer *peer)
         return NULL;
     const struct outgoing *next = peer->bulk.items[peer->bulk.first];
     if (!(peer->hello.features & WIRE_FEATURE_TAKEN) || !is_rows(next))
-        return queue_pop(&peer->bulk);
+        return outgoing_pop(&peer->bulk);
     uint64_t bytes = next->buf.length;
     if (peer->unpacked && peer->unpacked + bytes > WIRE_PREPARE_WINDOW)
         return NULL;
     peer->unpacked += bytes;
-    return queue_pop(&peer->bulk);
+    return outgoing_pop(&peer->bulk);
 }
 
 /* Writes until all is out or the socket is full, or rows have had their turn: steps of other ducks wait for this thread. */
@@ -365,7 +305,7 @@ static void flush(struct peer *peer)
     size_t rows = 0;
     while (!peer->deaf && rows < FLUSH_ROWS) {
         if (!peer->now) {
-            peer->now = queue_pop(&peer->step);
+            peer->now = outgoing_pop(&peer->step);
             if (!peer->now)
                 peer->now = next_bulk(peer);
             peer->now_sent = 0;
@@ -402,7 +342,7 @@ void peer_send(struct peer *peer, struct outgoing *out, bool bulk)
     if (!peer->transport || peer->deaf)
         return;
     out->refs++;
-    queue_push(bulk ? &peer->bulk : &peer->step, out);
+    outgoing_push(bulk ? &peer->bulk : &peer->step, out);
     flush(peer);
 }
 
@@ -498,8 +438,8 @@ static int take_frame(struct peer *peer, const struct frame *frame, struct err *
             return take_taken(peer, frame, err);
         if (frame->type == WIRE_STAGED_TAKEN)
             return take_staged_taken(peer, frame, err);
-        if (frame->type == WIRE_FAIL && peer->in_channel) /* perhaps of a step */
-            peer->in_channel--;
+        if (frame->type == WIRE_FAIL) /* perhaps of a step */
+            step_channel_answered(&peer->channel);
         peer->callbacks.frame(peer->callbacks.user, peer->duck, frame);
         return 0;
     case PEER_IDLE: return 0;
@@ -546,64 +486,39 @@ static void nudge(struct peer *peer)
     send_simple(peer, out, msg_ping_encode(&out->buf, WIRE_PING, 0, &ping));
 }
 
-/* False: there is no room, or no channel. */
-static bool put_into_channel(struct peer *peer, const struct buf *frame)
-{
-    struct err err = {0};
-    uint8_t *room;
-    if (!peer_has_channel(peer) || peer->deaf)
-        return false;
-    if (channel_room(peer->channel, frame->length, &room, &err) < 0) {
-        link_broken(peer, err.message);
-        return true; /* as peer_send does without a link */
-    }
-    if (!room)
-        return false;
-    if (peer->spin_us && !peer->awake) {
-        (void)channel_set_mode(peer->channel, CHANNEL_AWAKE); /* peer_poll looks in any case */
-        peer->awake = true;
-    }
-    memcpy(room, frame->data, frame->length);
-    peer->in_channel++;
-    switch (channel_commit(peer->channel, frame->length)) {
-    case CHANNEL_AWAKE: break;
-    case CHANNEL_ASLEEP: channel_wake(peer->channel); break;
-    case CHANNEL_BUSY: nudge(peer); break;
-    }
-    return true;
-}
-
 void peer_send_step(struct peer *peer, struct outgoing *out, bool opened)
 {
-    if (opened && put_into_channel(peer, &out->buf)) {
-        peer->counts.channel_steps++;
+    struct err err = {0};
+    enum step_channel_put put = STEP_CHANNEL_FULL;
+    if (opened && peer_has_channel(peer) && !peer->deaf && step_channel_put(&peer->channel, &out->buf, &put, &err) < 0) {
+        link_broken(peer, err.message);
         return;
     }
-    peer->counts.socket_steps++;
-    peer_send(peer, out, false);
+    if (put == STEP_CHANNEL_FULL) {
+        peer->counts.socket_steps++;
+        peer_send(peer, out, false);
+        return;
+    }
+    peer->counts.channel_steps++;
+    if (put == STEP_CHANNEL_NUDGE)
+        nudge(peer);
 }
 
 enum loop_found peer_poll(struct peer *peer)
 {
-    struct channel *channel = peer->channel;
+    const struct channel *channel = peer->channel.channel;
     if (!channel)
         return LOOP_IDLE;
     if (!channel_pending(channel))
-        return peer->in_channel && peer->spin_us ? LOOP_EXPECTS : LOOP_IDLE;
+        return step_channel_expects(&peer->channel);
     struct frame frame;
     struct err err = {0};
-    int r = 0;
-    for (int i = 0; i < POLL_FRAMES && (r = channel_next(channel, &frame, &err)) > 0; i++) {
-        if (!peer_has_channel(peer) || (frame.type != WIRE_STEP_DONE && frame.type != WIRE_FAIL)) {
-            r = err_set(&err, -EPROTO, ERR_INTERNAL, "channel: %s frame: only answers to steps come this way", frame_type_name(frame.type));
-            break;
-        }
-        if (peer->in_channel)
-            peer->in_channel--;
+    int r = peer_has_channel(peer) ? 0 : err_set(&err, -EPROTO, ERR_INTERNAL, "it wrote into its channel before it said that it has one");
+    for (int i = 0; i < POLL_FRAMES && r >= 0 && (r = step_channel_next(&peer->channel, &frame, &err)) > 0; i++) {
         peer->callbacks.frame(peer->callbacks.user, peer->duck, &frame);
-        if (peer->channel != channel)
+        if (peer->channel.channel != channel)
             return LOOP_FOUND; /* the frame was the last of this link */
-        channel_taken(channel);
+        channel_taken(peer->channel.channel);
     }
     if (r < 0)
         link_broken(peer, err.message);
@@ -612,10 +527,7 @@ enum loop_found peer_poll(struct peer *peer)
 
 bool peer_park(struct peer *peer)
 {
-    if (!peer->channel || !peer->awake)
-        return true;
-    peer->awake = false;
-    return !channel_set_mode(peer->channel, CHANNEL_ASLEEP);
+    return step_channel_park(&peer->channel);
 }
 
 static void say_hello(struct peer *peer)
@@ -624,7 +536,7 @@ static void say_hello(struct peer *peer)
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
         .features = WIRE_FEATURE_BUFFER | WIRE_FEATURE_COUNTS | WIRE_FEATURE_ONE_SHOT | WIRE_FEATURE_TAKEN |
-                    (peer->channel ? WIRE_FEATURE_CHANNEL : 0),
+                    (peer->channel.channel ? WIRE_FEATURE_CHANNEL : 0),
         .heartbeat_s = (uint16_t)peer->heartbeat_s, /* the configuration has WIRE_HEARTBEAT_MAX_S, too */
     };
     snprintf(hello.software, sizeof hello.software, "fp9d " FP9_VERSION " (pid %d)", (int)getpid());
@@ -649,7 +561,7 @@ static int start_child(struct peer *peer, struct err *err)
     int link, r = 0;
     _cleanup_(closep) int memory = -1;
     if (peer->use_channel)
-        r = channel_new(peer->spin_us, &peer->channel, &memory, err);
+        r = step_channel_open(&peer->channel, peer->spin_us, &memory, err);
     const struct local_channel channel = {.fd = memory, .bell_fd = loop_bell_fd(peer->loop)};
     if (r == 0)
         r = local_start(peer->program, peer->name, peer->weights_fd, peer->stage_fd, peer->cores, peer->shared_cores, &channel,

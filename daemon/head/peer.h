@@ -14,26 +14,12 @@
 #include <sys/types.h>
 
 #include "daemon/head/loop.h"
+#include "daemon/head/outgoing.h"
 #include "daemon/head/worker.h"
 #include "proto/base/buf.h"
 #include "proto/wire/msg_hello.h"
 #include "proto/wire/msg_prepare.h"
 #include "proto/wire/transport.h"
-
-/* Encoded frames shared by several queues (a step goes to all ranks from one copy). */
-struct outgoing {
-    unsigned refs;
-    struct buf buf;
-    loop_fn sent; /* called with `user` when the last byte is written or given up, by whoever wrote it; may be NULL */
-    void *user;
-    /* Of PREPARE_STAGED: `sent` comes when the duck has said the ticket, or its process has ended. It goes to one peer only. */
-    bool staged;
-    uint64_t ticket;
-    struct outgoing *next; /* the peer's */
-};
-
-struct outgoing *outgoing_new(void); /* one reference; aborts when out of memory */
-void outgoing_unref(struct outgoing *out);
 
 struct peer;
 

@@ -29,6 +29,10 @@ json_t *rpc_ducks_json(const struct head *head)
         json_t *duck = duck_json(i, &head->core->ducks[i], peer_address(head->peers[i]));
         if (peer_pid(head->peers[i]))
             json_object_set_new(duck, "pid", json_integer(peer_pid(head->peers[i])));
+        const struct peer_counts counts = peer_counts(head->peers[i]);
+        json_object_set_new(duck, "channel", json_boolean(peer_has_channel(head->peers[i])));
+        json_object_set_new(duck, "channel_steps", json_integer((json_int_t)counts.channel_steps));
+        json_object_set_new(duck, "socket_steps", json_integer((json_int_t)counts.socket_steps));
         json_array_append_new(ducks, duck);
     }
     return ducks;

@@ -231,8 +231,8 @@ int channel_next(struct channel *channel, struct frame *ret_frame, struct err *e
         return err_prefix(err, "channel");
     size_t whole = WIRE_FRAME_HEADER + (size_t)frame.length;
     if (whole > CHANNEL_FRAME_MAX || stride(whole) > in->seen - at)
-        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: %s frame: length is %u bytes, %llu were written", frame_type_name(frame.type),
-                       frame.length, (unsigned long long)(in->seen - at));
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: %s frame: length is %u bytes, %llu were written",
+                       frame_type_name(frame.type), frame.length, (unsigned long long)(in->seen - at));
     frame.payload = bytes + WIRE_FRAME_HEADER;
     channel->taking = stride(whole);
     *ret_frame = frame;

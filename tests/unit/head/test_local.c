@@ -113,7 +113,8 @@ static void end_of_child_is_told(void **state)
     assert_string_equal(how, "exited with status 1");
 
     int other_pidfd = -1, other_link = -1;
-    assert_true(local_start("/no/such/program", "kitchen", weights, weights, "0", false, &no_channel, &pid, &other_pidfd, &other_link, &err) < 0);
+    r = local_start("/no/such/program", "kitchen", weights, weights, "0", false, &no_channel, &pid, &other_pidfd, &other_link, &err);
+    assert_true(r < 0);
     assert_non_null(strstr(err.message, "/no/such/program"));
     assert_non_null(strstr(err.message, "kitchen"));
     assert_int_equal(other_link, -1);
