@@ -55,7 +55,7 @@ static uint8_t byte_of(uint64_t request, size_t i)
     return (uint8_t)(request * 31 + i * 7);
 }
 
-static void put(struct channel *channel, enum wire_type type, uint64_t request, size_t payload, struct random *random, enum channel_mode *ret_mode)
+static enum channel_mode put(struct channel *channel, enum wire_type type, uint64_t request, size_t payload, struct random *random)
 {
     uint8_t *room;
     struct err err;
@@ -73,7 +73,7 @@ static void put(struct channel *channel, enum wire_type type, uint64_t request, 
     for (size_t i = 0; i < payload; i++)
         room[WIRE_FRAME_HEADER + i] = byte_of(request, i);
     stall(random);
-    *ret_mode = channel_commit(channel, WIRE_FRAME_HEADER + payload);
+    return channel_commit(channel, WIRE_FRAME_HEADER + payload);
 }
 
 static void check(const struct frame *frame, uint64_t request)
@@ -124,9 +124,7 @@ static void *duck_main(void *user)
         size_t length = frame.length;
         stall(&random);
         channel_taken(duck->channel);
-        enum channel_mode mode;
-        put(duck->channel, WIRE_STEP_DONE, done++, length, &random, &mode);
-        if (mode != CHANNEL_AWAKE)
+        if (put(duck->channel, WIRE_STEP_DONE, done++, length, &random) != CHANNEL_AWAKE)
             (void)eventfd_write(duck->bell, 1);
     }
     return NULL;
@@ -154,13 +152,11 @@ static bool head_main(struct channel *head, int bell, uint64_t frames, struct ra
     uint64_t sent = 0, got = 0, heard_ns = clock_now_ns();
     (void)channel_set_mode(head, CHANNEL_AWAKE);
     while (got < frames) {
-        enum channel_mode mode;
         struct frame frame;
         struct err err;
         while (sent < frames && sent - got < 1 + next(random) % IN_FLIGHT_MAX) {
             uint64_t dice = next(random);
-            put(head, WIRE_STEP, sent++, dice % 8 ? dice >> 32 & 0x1ff : dice >> 32 & 0x3fff, random, &mode);
-            if (mode == CHANNEL_ASLEEP)
+            if (put(head, WIRE_STEP, sent++, dice % 8 ? dice >> 32 & 0x1ff : dice >> 32 & 0x3fff, random) == CHANNEL_ASLEEP)
                 channel_wake(head);
         }
         int r = channel_next(head, &frame, &err);
