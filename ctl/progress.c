@@ -23,6 +23,8 @@ static void show(struct progress *progress, const json_t *params)
     table_format(json_object_get(params, "done_bytes"), TABLE_BYTES, done);
     table_format(json_object_get(params, "total_bytes"), TABLE_BYTES, total);
     table_format(json_object_get(params, "rate"), TABLE_BYTES, rate);
+    if (seconds_now() < progress->from)
+        return;
     bool changed = strncmp(progress->phase, phase, sizeof progress->phase - 1) != 0;
     time_t now = seconds_now();
     if (!progress->terminal && !changed && now - progress->last < SPARSE_S)
@@ -35,8 +37,12 @@ static void show(struct progress *progress, const json_t *params)
         snprintf(left, sizeof left, ", %.0f s left", eta);
     /* A phase without bytes of its own is only named. */
     bool bytes = json_number_value(json_object_get(params, "total_bytes")) > 0.0;
+    const json_t *tokens = json_object_get(params, "total_tokens");
     fprintf(stderr, "%s%s", progress->terminal ? "\r\033[K" : "", phase);
-    if (bytes)
+    if (tokens)
+        fprintf(stderr, ": %lld of %lld tokens, %.0f tokens/s%s", (long long)json_integer_value(json_object_get(params, "done_tokens")),
+                (long long)json_integer_value(tokens), json_number_value(json_object_get(params, "rate")), left);
+    else if (bytes)
         fprintf(stderr, ": %s of %s, %s/s%s", done, total, rate, left);
     if (!progress->terminal)
         fputc('\n', stderr);
@@ -59,6 +65,11 @@ void progress_start(struct progress *progress, struct fp9_conn *conn, bool json)
     bool terminal = isatty(STDERR_FILENO) == 1;
     *progress = (struct progress){.terminal = terminal, .quiet = json && !terminal, .last = seconds_now()};
     fp9_on_notification(conn, notified, progress);
+}
+
+void progress_hold(struct progress *progress, unsigned seconds)
+{
+    progress->from = seconds_now() + (time_t)seconds;
 }
 
 void progress_stop(struct progress *progress, struct fp9_conn *conn)

@@ -35,7 +35,8 @@ static const struct table_column slot_columns[] = {
 
 static const struct table_column job_columns[] = {
     {"id", "ID", TABLE_COUNT},       {"kind", "KIND", TABLE_TEXT},          {"model", "MODEL", TABLE_TEXT}, {"layer", "LAYER", TABLE_COUNT},
-    {"state", "STATE", TABLE_STATE}, {"progress", "PROGRESS", TABLE_SHARE}, {"error", "ERROR", TABLE_TEXT},
+    {"state", "STATE", TABLE_STATE}, {"progress", "PROGRESS", TABLE_SHARE}, {"queued", "ASKED FOR", TABLE_TEXT},
+    {"seconds", "SECONDS", TABLE_TEXT}, {"error", "ERROR", TABLE_TEXT},
 };
 
 static const struct table_column session_columns[] = {
@@ -230,7 +231,8 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
     if (!found)
         r = ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"", what, wanted);
     else if (!ctl_print_json(ctl, found)) {
-        flatten_error(found);
+        if (strcmp(what, "job") != 0) /* whose error is shown with its values */
+            flatten_error(found);
         table_print_object(found);
     }
     json_decref(result);

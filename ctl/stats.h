@@ -32,6 +32,7 @@ struct stats_steps {
     double params, weight_bytes, tiles, tile_tokens; /* sums; tile_tokens / tiles = avg_tile_batch */
     uint32_t modes;                                  /* bit per mode that was seen */
     struct stats one_shot[STATS_PARTS];              /* samples of one-shot steps, in the order of struct fp9_one_shot; us */
+    uint64_t job;                                    /* fp9d's number of the batch; 0: none */
 };
 
 bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing);

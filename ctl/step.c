@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "ctl/commands.h"
+#include "ctl/progress.h"
 #include "ctl/stats.h"
 #include "ctl/table.h"
 
@@ -139,6 +140,8 @@ static void report(const struct ctl *ctl, bool prefill, uint64_t tokens, double 
     json_t *result = json_object();
     json_object_set_new(result, "tokens", json_integer((json_int_t)tokens));
     json_object_set_new(result, "seconds", stats_json(seconds));
+    if (steps->job)
+        json_object_set_new(result, "job", json_integer((json_int_t)steps->job));
     stats_steps_mode(steps, result);
     if (prefill) {
         json_object_set_new(result, "job_time_us", stats_json(steps->job_us));
@@ -171,12 +174,21 @@ static enum ctl_exit run_session(struct ctl *ctl, const struct parse_args *args,
         .partials = dtype_of(parse_option(args, "--partials")),
         .output_dtype = dtype_of(parse_option(args, "--output-dtype")),
         .one_shot = parse_option(args, "--one-shot") != NULL,
+        .job_prefill = prefill,
+        .job_layer = (uint32_t)parse_option_int(args, "--layer", 0),
+        .job_tokens = input->tokens,
     };
     enum ctl_exit r = ctl_connect(ctl);
     if (r)
         return r;
-    if (fp9_session_open(ctl->conn, args->args[0], &options, &session, &error) < 0)
+    struct progress progress;
+    progress_start(&progress, ctl->conn, ctl->json);
+    progress_hold(&progress, 2);
+    if (fp9_session_open(ctl->conn, args->args[0], &options, &session, &error) < 0) {
+        progress_stop(&progress, ctl->conn);
         return ctl_fail(ctl, &error);
+    }
+    steps->job = fp9_session_job(session);
     if (input->hidden != fp9_session_hidden_size(session))
         r = ctl_fail_with(ctl, "BAD_SHAPE", "%s: input has shape [%llu, %llu], the hidden size of %s is %u", parse_option(args, "--input"),
                           (unsigned long long)input->tokens, (unsigned long long)input->hidden, args->args[0],
@@ -185,6 +197,7 @@ static enum ctl_exit run_session(struct ctl *ctl, const struct parse_args *args,
         r = ctl_no_memory(ctl);
     else
         r = run_steps(ctl, session, prefill, (uint32_t)parse_option_int(args, "--layer", 0), chunk, input, *y, steps);
+    progress_stop(&progress, ctl->conn);
     if (fp9_session_close(session, &error) < 0 && r == CTL_DONE)
         r = ctl_fail(ctl, &error);
     return r;

@@ -2,8 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/cache_check.h"
 #include "daemon/head/cache_db.h"
 #include "daemon/head/head.h"
+#include "daemon/head/jobs.h"
 #include "daemon/head/load.h"
 #include "daemon/head/metrics.h"
 #include "daemon/head/remember.h"
@@ -40,7 +42,11 @@ static void job_changed(struct head *head, uint64_t id)
     const struct core_job *job = core_job_find(head->core, id);
     if (!job)
         return;
-    if (core_job_over(job)) {
+    if (core_job_over(job) && job->model == CORE_NONE) {
+        log_write(job->state == CORE_JOB_DONE ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, "job", "%llu: %s of %s %s%s%s", (unsigned long long)id,
+                  job->kind, job->model_name, core_job_state_text(job->state), job->err.code ? ": " : "", job->err.message);
+        jobs_ended(head, job);
+    } else if (core_job_over(job)) {
         const struct core_model *model = &head->core->models[job->model];
         if (job->state == CORE_JOB_DONE)
             log_info("job", "%llu: %s of %s done: cache %s (%s), %llu bytes read, %llu sent", (unsigned long long)id, job->kind,
@@ -51,6 +57,7 @@ static void job_changed(struct head *head, uint64_t id)
                         job->err.message);
         metrics_job_over(head, job);
         cache_db_job_over(head, job);
+        jobs_ended(head, job);
         load_forget(head, id);
     }
     waiters_job_changed(head, job);
@@ -69,6 +76,8 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_STREAM: load_stream(head, action->id); break;
     case CORE_ACT_STREAM_CANCEL: load_cancel(head, action->id); break;
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
+    case CORE_ACT_JOB_SAVE: jobs_save(head, action->id); break;
+    case CORE_ACT_ERRAND_STOP: cache_check_cancel(head, action->id); break;
     case CORE_ACT_SAVE_MODEL: remember_model(head, &core->models[action->id], false); break;
     case CORE_ACT_FORGET_MODEL:
         remember_model(head, &core->models[action->id], true);

@@ -15,12 +15,14 @@
 #define CHECK_REQUEST_BIT (UINT64_C(1) << 62) /* below the loads' bit, above the core's numbers */
 #define CHECK_REQUEST_SHIFT 24
 #define CHECK_ITEMS_MAX (1u << CHECK_REQUEST_SHIFT)
-#define CHECK_NOTIFY_EVERY (200 * CLOCK_NS_PER_MS)
+#define CHECK_AHEAD 2 /* slots that a duck is asked for at once: it never waits for the next one, and little runs on after a cancel */
 
 struct item {
     uint32_t duck, layer, rank, model; /* model: CORE_NONE when no loaded one uses it */
     uint8_t key[DIGEST_SIZE];
     uint64_t bytes;
+    bool ready, compare; /* to be sent; with `expected` */
+    uint64_t expected;
     bool sent, done;
 };
 
@@ -38,14 +40,19 @@ struct full {
 
 struct cache_check {
     struct head *head;
-    uint64_t serial, client;
+    uint64_t serial, client, job;
     json_t *id; /* owned */
+    bool given_up; /* answered, or nobody listens: it is freed when the bulk worker has let go */
     bool is_full;
     struct item *items; /* owned */
     size_t count, done, compared;
     uint64_t total_bytes, done_bytes;
     json_t *bad, *unreached; /* owned */
-    uint64_t started_ns, notified_ns;
+    uint64_t started_ns;
+    struct {
+        size_t first; /* no item of the duck before it is unsent */
+        uint32_t asked;
+    } ducks[CORE_DUCKS_MAX];
     struct full full;
     bool reading; /* full is on the bulk worker */
     _Atomic bool cancelled;
@@ -80,37 +87,53 @@ void cache_check_free(struct head *head)
 
 /* ---- what the client hears ---- */
 
-static void progress(struct cache_check *check, bool last)
-{
-    uint64_t now = clock_now_ns();
-    if (!last && now - check->notified_ns < CHECK_NOTIFY_EVERY)
-        return;
-    check->notified_ns = now;
-    double seconds = (double)(now - check->started_ns) / 1e9;
-    double rate = seconds > 0 ? (double)check->done_bytes / seconds : 0;
-    uint64_t left = check->total_bytes - check->done_bytes;
-    control_notify(check->head->control, check->client, "job.progress",
-                   json_pack("{s:i, s:s, s:I, s:I, s:o, s:o}", "job", 0, "phase", last ? "done" : "verify", "done_bytes",
-                             (json_int_t)check->done_bytes, "total_bytes", (json_int_t)check->total_bytes, "rate", rpc_real(rate), "eta_s",
-                             rate > 0 ? rpc_real((double)left / rate) : json_null()));
-}
-
 static void finish_if_done(struct cache_check *check)
 {
     struct head *head = check->head;
-    if (check->done < check->count || check->reading) {
-        progress(check, false);
+    core_errand_progress(head->core, check->job, check->done_bytes, check->total_bytes);
+    if (check->given_up && !check->reading)
+        cache_check_free(head);
+    if (!head->cache_check || check->done < check->count || check->reading)
         return;
-    }
-    progress(check, true);
     log_info("cache", "verified %zu slots, %" PRIu64 " bytes, %zu against the checkpoint: %zu bad", check->count, check->done_bytes,
              check->compared, json_array_size(check->bad));
-    control_reply(head->control, check->client, check->id,
-                  json_pack("{s:I, s:O, s:O, s:I, s:I, s:o}", "checked", (json_int_t)(check->count), "bad", check->bad, "unreached",
-                            check->unreached, "bytes", (json_int_t)check->done_bytes, "compared", (json_int_t)check->compared, "seconds",
-                            rpc_real((double)(clock_now_ns() - check->started_ns) / 1e9)),
-                  -1);
+    json_t *result = json_pack("{s:I, s:O, s:O, s:I, s:I, s:o, s:I}", "checked", (json_int_t)(check->count), "bad", check->bad, "unreached",
+                               check->unreached, "bytes", (json_int_t)check->done_bytes, "compared", (json_int_t)check->compared, "seconds",
+                               rpc_real((double)(clock_now_ns() - check->started_ns) / 1e9), "job", (json_int_t)check->job);
+    core_job_result(head->core, check->job, json_dumps(result, JSON_COMPACT | JSON_REAL_PRECISION(12)));
+    core_errand_end(head->core, clock_now_ns(), check->job, NULL);
+    act_run(head); /* watchers hear the end before the answer */
+    control_reply(head->control, check->client, check->id, result, -1);
     cache_check_free(head);
+}
+
+/* No more slots are asked for; what ducks still answer is of one before. */
+static void give_up(struct cache_check *check)
+{
+    check->given_up = true;
+    atomic_store(&check->cancelled, true);
+    finish_if_done(check);
+}
+
+void cache_check_cancel(struct head *head, uint64_t id)
+{
+    struct cache_check *check = head->cache_check;
+    const struct core_job *job = core_job_find(head->core, id);
+    if (!check || check->given_up || !job || check->job != id)
+        return;
+    control_reply_error(head->control, check->client, check->id, &job->err);
+    give_up(check);
+}
+
+void cache_check_client_gone(struct head *head, uint64_t client)
+{
+    struct cache_check *check = head->cache_check;
+    if (!check || check->given_up || check->client != client)
+        return;
+    struct err left = {0};
+    err_set(&left, -ECANCELED, ERR_CANCELLED, "its client left after %zu of %zu slots", check->done, check->count);
+    core_errand_end(head->core, clock_now_ns(), check->job, &left);
+    give_up(check);
 }
 
 static void add_bad(struct cache_check *check, const struct item *item, const struct msg_verified *found, const char *reason)
@@ -140,25 +163,45 @@ static void item_over(struct cache_check *check, struct item *item)
     check->done_bytes += item->bytes;
 }
 
-static void send_item(struct cache_check *check, size_t index, const uint64_t *expected)
+static void ask(struct cache_check *check, size_t index)
 {
     struct item *item = &check->items[index];
-    struct head *head = check->head;
-    if (item->sent || item->done)
-        return;
-    item->sent = true;
-    if (head->core->ducks[item->duck].state != CORE_DUCK_UP) {
-        item_over(check, item);
-        return;
-    }
-    struct msg_verify msg = {.layer = item->layer, .expected_given = expected != NULL, .expected = expected ? *expected : 0};
+    struct msg_verify msg = {.layer = item->layer, .expected_given = item->compare, .expected = item->expected};
     memcpy(msg.model_key, item->key, DIGEST_SIZE);
     struct outgoing *out = outgoing_new();
     if (msg_verify_encode(&out->buf, CHECK_REQUEST_BIT | (check->serial & 0xffff) << CHECK_REQUEST_SHIFT | index, &msg) < 0)
         abort(); /* a hundred bytes */
-    peer_send(head->peers[item->duck], out, true);
+    peer_send(check->head->peers[item->duck], out, true);
     outgoing_unref(out);
-    check->compared += expected != NULL;
+    item->sent = true;
+    check->ducks[item->duck].asked++;
+    check->compared += item->compare;
+}
+
+static void pump(struct cache_check *check, uint32_t duck)
+{
+    size_t *first = &check->ducks[duck].first;
+    while (*first < check->count && (check->items[*first].duck != duck || check->items[*first].sent))
+        ++*first;
+    for (size_t i = *first; i < check->count && check->ducks[duck].asked < CHECK_AHEAD; i++)
+        if (check->items[i].duck == duck && check->items[i].ready && !check->items[i].sent)
+            ask(check, i);
+}
+
+static void send_item(struct cache_check *check, size_t index, const uint64_t *expected)
+{
+    struct item *item = &check->items[index];
+    if (item->ready || item->done)
+        return;
+    item->ready = true;
+    item->compare = expected != NULL;
+    item->expected = expected ? *expected : 0;
+    if (check->head->core->ducks[item->duck].state == CORE_DUCK_UP) {
+        pump(check, item->duck);
+        return;
+    }
+    item->sent = true;
+    item_over(check, item);
 }
 
 bool cache_check_is_request(uint64_t request)
@@ -202,7 +245,8 @@ int cache_check_frame(struct head *head, uint32_t duck, const struct frame *fram
     if (r < 0)
         return r;
     size_t index = frame->request & (CHECK_ITEMS_MAX - 1);
-    if (!check || (frame->request & ~CHECK_REQUEST_BIT) >> CHECK_REQUEST_SHIFT != (check->serial & 0xffff) || index >= check->count)
+    bool stale = !check || check->given_up || (frame->request & ~CHECK_REQUEST_BIT) >> CHECK_REQUEST_SHIFT != (check->serial & 0xffff);
+    if (stale || index >= check->count)
         return 0; /* of one before */
     struct item *item = &check->items[index];
     if (item->done || item->duck != duck)
@@ -212,6 +256,8 @@ int cache_check_frame(struct head *head, uint32_t duck, const struct frame *fram
     else
         judge(check, item, &found);
     item_over(check, item);
+    check->ducks[duck].asked--;
+    pump(check, duck);
     finish_if_done(check);
     return 0;
 }
@@ -228,12 +274,13 @@ static void not_reached(struct cache_check *check, uint32_t duck)
 void cache_check_duck_lost(struct head *head, uint32_t duck)
 {
     struct cache_check *check = head->cache_check;
-    if (!check)
+    if (!check || check->given_up)
         return;
+    check->ducks[duck].asked = 0;
     for (size_t i = 0; i < check->count; i++) {
         if (check->items[i].duck != duck || check->items[i].done)
             continue;
-        check->items[i].sent = true;
+        check->items[i].ready = check->items[i].sent = true;
         item_over(check, &check->items[i]);
         not_reached(check, duck);
     }
@@ -271,7 +318,7 @@ static void full_done(void *user)
     struct cache_check *check = user;
     struct full *full = &check->full;
     check->reading = false;
-    for (size_t i = 0; i < check->count; i++) {
+    for (size_t i = 0; i < (check->given_up ? 0 : check->count); i++) {
         struct item *item = &check->items[i];
         if (item->model != full->model || item->layer != full->layer || memcmp(item->key, full->key, DIGEST_SIZE) != 0)
             continue;
@@ -283,7 +330,7 @@ static void full_done(void *user)
         send_item(check, i, full->err.code ? NULL : &full->sums[item->rank]);
     }
     full->err = (struct err){0};
-    if (!check->head->stopping)
+    if (!check->head->stopping && !check->given_up)
         next_layer(check);
     finish_if_done(check);
 }
@@ -308,7 +355,7 @@ static void next_layer(struct cache_check *check)
     struct full *full = &check->full;
     for (size_t i = 0; i < check->count; i++) {
         struct item *item = &check->items[i];
-        if (item->sent)
+        if (item->ready)
             continue;
         const struct core_model *model = item->model == CORE_NONE ? NULL : &core->models[item->model];
         if (!check->is_full || !model || !model->used || !model->plan || memcmp(model->key, item->key, DIGEST_SIZE) != 0) {
@@ -392,11 +439,18 @@ int cache_check_start(const struct call *call, json_t **ret_result, struct err *
     }
     if (head->cache_check)
         return err_set(err, -EBUSY, ERR_BUSY, "a cache verify is under way; one at a time");
+    uint64_t job;
+    int r = core_errand_begin(head->core, clock_now_ns(), "verify", name ? name : "*", CORE_NONE, &job, err);
+    if (r < 0)
+        return r;
+    control_client_asks(head->control, call->client, job);
+    waiters_add(head->waiters, call->client, call->id, WAITERS_WATCH, job);
     struct cache_check *check = calloc(1, sizeof *check);
     if (!check)
-        return err_no_memory(err, "verify", sizeof *check);
+        abort();
     *check = (struct cache_check){
-        .head = head, .serial = ++serial, .client = call->client, .id = json_incref((json_t *)call->id), .started_ns = clock_now_ns()};
+        .head = head, .serial = ++serial, .client = call->client, .job = job, .started_ns = clock_now_ns()};
+    check->id = json_incref((json_t *)call->id);
     check->is_full = rpc_param_bool(call->params, "full", false);
     check->bad = json_array();
     check->unreached = json_array();

@@ -12,6 +12,9 @@ int cache_check_start(const struct call *call, json_t **ret_result, struct err *
 bool cache_check_is_request(uint64_t request);
 int cache_check_frame(struct head *head, uint32_t duck, const struct frame *frame, struct err *err);
 void cache_check_duck_lost(struct head *head, uint32_t duck);
+/* Its job was cancelled. */
+void cache_check_cancel(struct head *head, uint64_t job);
+void cache_check_client_gone(struct head *head, uint64_t client);
 void cache_check_stop(struct head *head); /* fp9d is stopping: a layer that is being read is given up */
 void cache_check_free(struct head *head);
 

@@ -37,6 +37,7 @@ struct client {
     int fd;
     bool admin, broken;
     uid_t uid;
+    pid_t pid;
     struct client_callbacks callbacks;
     struct loop_io *io;
     struct buf in;
@@ -83,6 +84,7 @@ int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0)
         return err_errno(err, "client: SO_PEERCRED");
     client->uid = peer.uid;
+    client->pid = peer.pid;
     client->admin = peer.uid == 0 || peer.uid == geteuid() || in_group(fd, peer.gid, admin_group);
     int r = loop_io_add(loop, fd, client_event, client, &client->io, err);
     if (r < 0)
@@ -123,6 +125,11 @@ uint64_t client_id(const struct client *client)
 uid_t client_uid(const struct client *client)
 {
     return client->uid;
+}
+
+pid_t client_pid(const struct client *client)
+{
+    return client->pid;
 }
 
 bool client_is_admin(const struct client *client)

@@ -27,6 +27,7 @@ uint64_t client_id(const struct client *client);
 /* root, fp9d's own user, or a member of admin_group, by SO_PEERCRED and SO_PEERGROUPS at connect time. */
 bool client_is_admin(const struct client *client);
 uid_t client_uid(const struct client *client);
+pid_t client_pid(const struct client *client);
 
 /* The oldest descriptor that came with the line being handled, or with a byte before it, and that was not taken; -1: none. The caller owns
  * it. Those nobody takes are closed after the line. Only an administrator's are kept that long. */

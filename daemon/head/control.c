@@ -257,6 +257,13 @@ const char *control_client_who(const struct control *control, uint64_t id, char 
     return text;
 }
 
+void control_client_asks(const struct control *control, uint64_t id, uint64_t job)
+{
+    const struct client *client = find(control, id);
+    if (client)
+        core_job_asked(control->head->core, job, client_uid(client), client_pid(client));
+}
+
 int control_take_fd(struct control *control, uint64_t id)
 {
     struct client *client = find(control, id);

@@ -25,6 +25,8 @@ bool control_client_is_admin(const struct control *control, uint64_t client);
 /* "uid 1000": who is at the other end; "nobody" when it is gone. */
 #define CONTROL_WHO_MAX 32
 const char *control_client_who(const struct control *control, uint64_t client, char text[CONTROL_WHO_MAX]);
+/* The job is this client's wish (core_job_asked). */
+void control_client_asks(const struct control *control, uint64_t client, uint64_t job);
 /* client_take_fd of the client whose line is being handled. */
 int control_take_fd(struct control *control, uint64_t client);
 uint32_t control_client_count(const struct control *control);

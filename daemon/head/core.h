@@ -156,8 +156,8 @@ struct core_rekey {
 struct core_job {
     bool used;
     uint64_t id;
-    const char *kind; /* "load", "prepare", "recover" */
-    uint32_t model;   /* while it runs; afterwards the place may hold another */
+    const char *kind; /* "load", "prepare", "recover"; "verify", "decode", "prefill" are errands (core_errand.c) */
+    uint32_t model;   /* while it runs; afterwards the place may hold another; CORE_NONE: of an errand, or of an earlier life */
     char model_name[CORE_NAME_MAX];
     uint32_t layer; /* CORE_NONE: all */
     bool memory;    /* its weights come from a client's memory: of the layers that are there it prepares what is missing */
@@ -182,6 +182,10 @@ struct core_job {
     bool streaming; /* the loader works for it: it may end only when the loader has let go */
     uint64_t queued_ns, started_ns, ended_ns;
     uint64_t total_bytes, read_bytes, sent_bytes; /* checkpoint bytes to read; read; sent to ducks */
+    uint64_t session;                             /* of a batch: the one it lives with */
+    uint64_t total_tokens, done_tokens;           /* of a batch */
+    int64_t uid, pid;                             /* who has asked for it; -1: fp9d itself */
+    char *result;                                 /* owned; what job.wait answers, as JSON; NULL: nothing yet */
     struct err err;
 };
 
@@ -244,6 +248,7 @@ struct core_session {
     bool announced;                /* the client has had its answer to session.open */
     enum core_rank_session *ranks; /* owned, [tp] */
     uint32_t *duck_of_rank;        /* owned, [tp] */
+    uint64_t job; /* the batch that its steps belong to; 0: none */
     struct err err;
     uint32_t lanes;          /* steps that may be in flight, 1 to CORE_LANES_MAX */
     struct core_step *steps; /* owned, [lanes]; each is on its own: they may end in any order */
@@ -298,6 +303,8 @@ enum core_action_type {
     CORE_ACT_STREAM,         /* id = job: send the missing slots, then core_stream_ended */
     CORE_ACT_STREAM_CANCEL,  /* id = job: stop soon; core_stream_ended still follows */
     CORE_ACT_JOB_CHANGED,    /* id = job: tell waiters and watchers */
+    CORE_ACT_JOB_SAVE,       /* id = job: remember it as it is now */
+    CORE_ACT_ERRAND_STOP,    /* id = job: it was cancelled; whoever carries it out is to stop */
     CORE_ACT_SAVE_MODEL,     /* id = model index */
     CORE_ACT_FORGET_MODEL,   /* id = model index; the name is still readable while the action is carried out */
     CORE_ACT_SAVE_REVOKED,   /* the whole list is to be remembered */
@@ -414,6 +421,20 @@ void core_slots_gone(struct core *core, uint64_t now, uint32_t duck, const uint8
  * several. */
 int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err);
 int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);
+/* An errand: a job that runs from now on, carried out by the edges. `kind` is kept by pointer. */
+int core_errand_begin(struct core *core, uint64_t now, const char *kind, const char *model, uint32_t layer, uint64_t *ret_job,
+                      struct err *err);
+void core_errand_progress(struct core *core, uint64_t job, uint64_t done_bytes, uint64_t total_bytes);
+void core_errand_end(struct core *core, uint64_t now, uint64_t job, const struct err *err); /* NULL: done */
+/* An errand of the steps that the session will run: done with so many tokens, ends with the session, which ends with it. */
+int core_batch_begin(struct core *core, uint64_t now, uint64_t session, bool prefill, uint32_t layer, uint64_t tokens, uint64_t *ret_job,
+                     struct err *err);
+/* Before core_start, in any order: a job of an earlier life; `was` is copied, its result taken. One that was not over failed with that
+ * life. */
+bool core_job_was(struct core *core, uint64_t now, const struct core_job *was, const char *kind);
+/* Who has asked for the job, said once after it was made. */
+void core_job_asked(struct core *core, uint64_t job, int64_t uid, int64_t pid);
+void core_job_result(struct core *core, uint64_t job, char *result); /* takes result (malloced) */
 /* *ret_drop is 0 when nothing has to be dropped. */
 int core_unload(struct core *core, uint64_t now, const char *who, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err);
 /* model or duck may be NULL; both NULL: all. A model is a name, or the first CORE_KEY_PREFIX_MIN or more hex digits of a model key of which

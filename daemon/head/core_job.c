@@ -16,7 +16,9 @@ const char *core_job_phase_text(const struct core_job *job)
 {
     static const char *const phases[] = {
         [CORE_PHASE_OPEN] = "open", [CORE_PHASE_DIGEST] = "digest", [CORE_PHASE_PREPARE] = "prepare", [CORE_PHASE_SEAL] = "seal"};
-    return job->state == CORE_JOB_RUNNING ? phases[job->phase] : core_job_state_text(job->state);
+    if (job->state != CORE_JOB_RUNNING)
+        return core_job_state_text(job->state);
+    return job->model == CORE_NONE ? job->kind : phases[job->phase];
 }
 
 struct core_job *core_job_find(struct core *core, uint64_t id)
@@ -35,6 +37,7 @@ void core_job_free(struct core_job *job)
     free(job->sources);
     free(job->known);
     free(job->rekeys);
+    free(job->result);
 }
 
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err)
@@ -63,10 +66,15 @@ int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t mod
         .layer = CORE_NONE,
         .state = CORE_JOB_QUEUED,
         .queued_ns = now,
+        .uid = -1,
+        .pid = -1,
     };
+    core_push(core, CORE_ACT_JOB_SAVE, CORE_NONE, job->id);
+    *ret_job = job;
+    if (model == CORE_NONE)
+        return 0;
     memcpy(job->model_name, core->models[model].name, sizeof job->model_name);
     core->models[model].job = job->id;
-    *ret_job = job;
     return 0;
 }
 
@@ -141,7 +149,7 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
     job->ended_ns = now;
     if (err)
         err_copy(&job->err, err);
-    if (core->models[job->model].job == job->id)
+    if (job->model != CORE_NONE && core->models[job->model].job == job->id)
         core->models[job->model].job = 0;
     if (job->streaming)
         core_push(core, CORE_ACT_STREAM_CANCEL, CORE_NONE, job->id);
@@ -157,9 +165,13 @@ int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *er
         return err_set(err, -ENOENT, ERR_NO_SUCH, "job %" PRIu64 ": there is none of that number", id);
     if (core_job_over(job))
         return err_set(err, -EALREADY, ERR_BAD_REQUEST, "job %" PRIu64 " is %s already", id, core_job_state_text(job->state));
-    struct core_model *model = &core->models[job->model];
     struct err cancelled = {0};
-    err_set(&cancelled, -ECANCELED, ERR_CANCELLED, "job %" PRIu64 " (%s of %s) was cancelled", id, job->kind, model->name);
+    err_set(&cancelled, -ECANCELED, ERR_CANCELLED, "job %" PRIu64 " (%s of %s) was cancelled", id, job->kind, job->model_name);
+    if (job->model == CORE_NONE) {
+        core_errand_cancel(core, now, job, &cancelled);
+        return 0;
+    }
+    struct core_model *model = &core->models[job->model];
     if (job->phase == CORE_PHASE_PREPARE) {
         char time[CORE_TIME_MAX];
         core_lost(core, job->begun_key, CORE_NONE, CORE_NONE, "unfinished: job %" PRIu64 " was cancelled at %s", id,
@@ -177,8 +189,9 @@ double core_job_progress(const struct core_job *job)
 {
     if (job->state == CORE_JOB_DONE)
         return 1.0;
-    if (!job->total_bytes)
+    uint64_t total = job->total_tokens ? job->total_tokens : job->total_bytes;
+    if (!total)
         return 0.0;
-    double progress = (double)job->read_bytes / (double)job->total_bytes;
+    double progress = (double)(job->total_tokens ? job->done_tokens : job->read_bytes) / (double)total;
     return progress < 1.0 ? progress : 1.0;
 }

@@ -412,7 +412,7 @@ void core_slot_done(struct core *core, uint64_t now, uint32_t duck, const struct
     core->ducks[duck].mirror_dirty = true;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *job = &core->jobs[i];
-        if (!job->used || core_job_over(job))
+        if (!job->used || core_job_over(job) || job->model == CORE_NONE)
             continue;
         if (job->phase == CORE_PHASE_SEAL)
             core_seal_slot_done(core, now, job, duck, slot);

@@ -57,6 +57,15 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
 /* Whether there is room for one more (core_admit.c). */
 int core_admit_session(const struct core *core, uint64_t client, const struct core_model *model, struct err *err);
 int core_admit_job(const struct core *core, struct err *err);
+/* core_errand.c: why is the job's end and what its client hears. */
+void core_errand_cancel(struct core *core, uint64_t now, struct core_job *job, const struct err *why);
+/* Of a session's batch so many tokens are through; a step failed or was refused, which is why, if its client gives up now; its session
+ * ends, by err or because its client closes it (NULL). */
+void core_batch_progress(struct core *core, uint64_t now, const struct core_session *session, uint32_t tokens);
+void core_batch_trouble(struct core *core, const struct core_session *session, const struct err *err);
+void core_batch_over(struct core *core, uint64_t now, const struct core_session *session, const struct err *err);
+/* The session stays until its client closes it; err is the answer to whatever that tries next. */
+void core_session_end(struct core *core, uint64_t now, struct core_session *session, const struct err *err);
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 void core_duck_forget_slot(struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);

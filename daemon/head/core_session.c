@@ -193,6 +193,7 @@ void core_session_close(struct core *core, uint64_t id)
     struct core_session *session = core_session_find(core, id);
     if (!session)
         return;
+    core_batch_over(core, core->ticked_ns, session, NULL);
     close_ranks(core, session);
     core_push(core, CORE_ACT_SESSION_GONE, CORE_NONE, id);
     core_session_free(session);
@@ -234,9 +235,9 @@ void core_session_model_ready(struct core *core, uint32_t index)
     }
 }
 
-/* The session stays until its client closes it; err is the answer to whatever that tries next. */
-static void session_end(struct core *core, struct core_session *session, const struct err *err)
+void core_session_end(struct core *core, uint64_t now, struct core_session *session, const struct err *err)
 {
+    core_batch_over(core, now, session, err);
     session_fail(core, session, err);
     close_ranks(core, session);
     err_copy(&session->err, err);
@@ -248,16 +249,15 @@ void core_session_key_gone(struct core *core, uint32_t index, const struct err *
         struct core_session *session = &core->sessions[i];
         if (!session->used || session->model != index || memcmp(session->key, core->models[index].key, DIGEST_SIZE) == 0)
             continue;
-        session_end(core, session, err);
+        core_session_end(core, core->ticked_ns, session, err);
     }
 }
 
 void core_session_model_gone(struct core *core, uint64_t now, uint32_t index, const struct err *err)
 {
-    (void)now;
     for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {
         struct core_session *session = &core->sessions[i];
         if (session->used && session->model == index)
-            session_end(core, session, err);
+            core_session_end(core, now, session, err);
     }
 }

@@ -78,6 +78,7 @@ void core_step_end(struct core *core, struct core_session *session, struct core_
         return;
     step->running = false;
     err_copy(&step->err, err);
+    core_batch_trouble(core, session, err);
     core_push_step(core, CORE_ACT_STEP_FAILED, session, step);
 }
 
@@ -113,6 +114,8 @@ int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t laye
         r = check_routing(core, session, layer, top_k, err);
     if (r == 0)
         r = check_ranks(core, session, prefill ? "prefill" : "decode", layer, err);
+    if (r < 0 && session && err)
+        core_batch_trouble(core, session, err);
     if (r < 0)
         return r;
     struct core_step *step = &session->steps[core_session_lane(session)];
@@ -221,6 +224,7 @@ void core_step_summed(struct core *core, uint64_t now, uint64_t id, uint32_t lan
     if (!step || !step->running)
         return;
     step->chunk_first += step->chunk_tokens;
+    core_batch_progress(core, now, session, step->chunk_tokens);
     if (step->chunk_first < step->tokens) {
         send_chunk(core, now, session, step);
         return;

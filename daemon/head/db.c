@@ -32,6 +32,11 @@ static const char *const migrations[] = {
     " model TEXT NOT NULL, result TEXT NOT NULL, cache TEXT NOT NULL, reason TEXT NOT NULL, bytes_read INTEGER NOT NULL,"
     " bytes_sent INTEGER NOT NULL, seconds REAL NOT NULL) STRICT;",
     "CREATE TABLE revoked (duck TEXT NOT NULL, model_key TEXT NOT NULL, text TEXT NOT NULL) STRICT;",
+    "CREATE TABLE job (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, model TEXT NOT NULL, state TEXT NOT NULL, layer INTEGER NOT NULL,"
+    " uid INTEGER NOT NULL, pid INTEGER NOT NULL, queued INTEGER NOT NULL, started INTEGER NOT NULL, ended INTEGER NOT NULL,"
+    " total_bytes INTEGER NOT NULL, read_bytes INTEGER NOT NULL, sent_bytes INTEGER NOT NULL, total_tokens INTEGER NOT NULL,"
+    " done_tokens INTEGER NOT NULL, error_code INTEGER NOT NULL, error_name TEXT NOT NULL, error_message TEXT NOT NULL,"
+    " error_values TEXT NOT NULL, result TEXT NOT NULL) STRICT;",
 };
 
 int db_err(struct db *db, const char *what, struct err *err)

@@ -17,6 +17,7 @@
 #include "daemon/head/deadline.h"
 #include "daemon/head/fdstore.h"
 #include "daemon/head/head_run.h"
+#include "daemon/head/jobs.h"
 #include "daemon/head/load.h"
 #include "daemon/head/load_stream.h"
 #include "daemon/head/local.h"
@@ -174,6 +175,7 @@ static void tick(void *user)
     for (uint32_t i = 0; i < head->core->duck_count; i++)
         peer_tick(head->peers[i], now);
     load_tick(head);
+    waiters_tick(head, now);
     remember_tick(head, now);
     control_tick(head->control, now);
     act_run(head);
@@ -472,6 +474,7 @@ int head_run(const struct conf *conf, struct err *err)
     if (r == 0) {
         /* Ducks first: models that come back wait for those that are being started, not for those that nobody has asked for. */
         head.cache_db = cache_db_begin(&head);
+        jobs_restore(&head);
         core_start(head.core, clock_now_ns());
         r = db_each_model(head.db, restore_model, &head, err);
     }

@@ -82,6 +82,7 @@ void rpc_dispatch(struct head *head, uint64_t client, const char *line, size_t l
 void rpc_client_gone(struct head *head, uint64_t client)
 {
     waiters_client_gone(head->waiters, client);
+    cache_check_client_gone(head, client);
     for (struct session *session = head->sessions; session;) {
         struct session *next = session->next;
         if (session->client == client)

@@ -72,6 +72,7 @@ void waiters_watch(struct waiters *waiters, uint64_t client, const json_t *id, u
 void waiters_client_gone(struct waiters *waiters, uint64_t client);
 /* CORE_ACT_JOB_CHANGED and CORE_ACT_DROP_DONE. */
 void waiters_job_changed(struct head *head, const struct core_job *job);
+void waiters_tick(struct head *head, uint64_t now); /* how far running jobs are */
 void waiters_drop_done(struct head *head, const struct core_drop *drop);
 /* Answers when what act_run has given to the database so far is in it, or could not be written: what was reported as gone does not come
  * back after a kill at that very moment. `result` is taken. */

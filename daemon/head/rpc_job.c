@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
+#include "daemon/head/jobs.h"
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 
@@ -11,15 +12,6 @@ json_t *rpc_error_flat(const struct err *err)
     json_object_set(flat, "message", json_object_get(error, "message"));
     json_decref(error);
     return flat;
-}
-
-static json_t *job_json(const struct core_job *job)
-{
-    json_t *json = json_pack("{s:I, s:s, s:s, s:s, s:o, s:o}", "id", (json_int_t)job->id, "kind", job->kind, "model", job->model_name,
-                             "state", core_job_state_text(job->state), "progress", rpc_real(core_job_progress(job)), "error",
-                             job->err.code ? rpc_error_flat(&job->err) : json_null());
-    json_object_set_new(json, "layer", job->layer == CORE_NONE ? json_null() : json_integer(job->layer));
-    return json;
 }
 
 int rpc_job_list(const struct call *call, json_t **ret_result, struct err *err)
@@ -35,7 +27,7 @@ int rpc_job_list(const struct call *call, json_t **ret_result, struct err *err)
                 next = &core->jobs[i];
         if (!next)
             break;
-        json_array_append_new(jobs, job_json(next));
+        json_array_append_new(jobs, jobs_json(core, next));
         after = next->id;
     }
     *ret_result = json_pack("{s:o}", "jobs", jobs);

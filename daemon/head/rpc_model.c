@@ -59,6 +59,15 @@ static int strategy_param(const json_t *params, enum plan_strategy *ret_strategy
     return text ? plan_strategy_parse(text, ret_strategy, err) : 0;
 }
 
+/* The answer is the job's number; its progress follows. */
+static int started(const struct call *call, uint64_t job, json_t **ret_result)
+{
+    control_client_asks(call->head->control, call->client, job);
+    waiters_watch(call->head->waiters, call->client, call->id, job);
+    *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
+    return 0;
+}
+
 int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err)
 {
     struct core_load_request request = {
@@ -75,9 +84,7 @@ int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err
     r = core_load(call->head->core, clock_now_ns(), &request, &job, err);
     if (r < 0)
         return r;
-    waiters_watch(call->head->waiters, call->client, call->id, job);
-    *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
-    return 0;
+    return started(call, job, ret_result);
 }
 
 /* Weights that came along in a memfd. */
@@ -126,9 +133,7 @@ int rpc_prepare(const struct call *call, json_t **ret_result, struct err *err)
     }
     if (r < 0)
         return r;
-    waiters_watch(call->head->waiters, call->client, call->id, job);
-    *ret_result = json_pack("{s:I}", "job", (json_int_t)job);
-    return 0;
+    return started(call, job, ret_result);
 }
 
 static int after_drop(const struct call *call, int r, uint64_t drop)

@@ -15,6 +15,24 @@ static enum msg_dtype dtype_param(const json_t *params, const char *key)
     return strcmp(rpc_param_string(params, key, "bf16"), "f32") == 0 ? MSG_F32 : MSG_BF16;
 }
 
+/* Its steps are a batch: a job from now on. */
+static int begin_batch(const struct call *call, struct session *session, struct err *err)
+{
+    const char *kind = rpc_param_string(call->params, "job", NULL);
+    long long layer = rpc_param_int(call->params, "job_layer", -1), tokens = rpc_param_int(call->params, "job_tokens", -1);
+    if (!kind && layer < 0 && tokens < 0)
+        return 0;
+    if (!kind || layer < 0 || tokens < 0)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "job, job_layer and job_tokens go together");
+    int r = core_batch_begin(call->head->core, clock_now_ns(), session->id, strcmp(kind, "prefill") == 0, (uint32_t)layer, (uint64_t)tokens,
+                             &session->job, err);
+    if (r < 0)
+        return r;
+    control_client_asks(call->head->control, call->client, session->job);
+    waiters_add(call->head->waiters, call->client, call->id, WAITERS_WATCH, session->job);
+    return 0;
+}
+
 int rpc_session_open(const struct call *call, json_t **ret_result, struct err *err)
 {
     (void)ret_result;
@@ -35,6 +53,8 @@ int rpc_session_open(const struct call *call, json_t **ret_result, struct err *e
     if (r < 0)
         return r;
     r = session_new(call->head, core_session_find(core, id), call->id, err);
+    if (r == 0)
+        r = begin_batch(call, session_find(call->head, id), err);
     if (r < 0) {
         core_session_close(core, id);
         return r;
@@ -48,11 +68,12 @@ void rpc_session_ready(struct head *head, uint64_t id)
     if (!session || !session->open_id)
         return;
     json_t *open_id = STEAL(session->open_id);
-    control_reply(head->control, session->client, open_id,
-                  json_pack("{s:I, s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes,
-                            "hidden_size", (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max, "lanes",
-                            (json_int_t)session->lane_count),
-                  session->arena_fd);
+    json_t *result = json_pack("{s:I, s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes,
+                               "hidden_size", (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max, "lanes",
+                               (json_int_t)session->lane_count);
+    if (session->job)
+        json_object_set_new(result, "job", json_integer((json_int_t)session->job));
+    control_reply(head->control, session->client, open_id, result, session->arena_fd);
     json_decref(open_id);
 }
 

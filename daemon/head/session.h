@@ -49,6 +49,7 @@ struct session {
     uint32_t hidden, tp, top_k_max, max_tokens, chunk_max;
     size_t partial_size;   /* bytes of one element of a partial: 2 or 4 */
     enum msg_dtype output; /* of y, unless the step says otherwise */
+    uint64_t job;          /* its steps are a batch; 0: they are not */
     json_t *open_id;       /* owned; set while session.open waits */
     int arena_fd;          /* memfd, sealed against shrinking and growing */
     uint8_t *arena;        /* mapped; the client may write to it at any time */

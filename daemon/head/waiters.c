@@ -7,6 +7,7 @@
 #include "proto/base/clock.h"
 
 #define WAITERS_NOTIFY_EVERY (200 * CLOCK_NS_PER_MS)
+#define WAITERS_UNREAD_MAX 65536 /* bytes: a client that has not read so much yet is not told how far jobs are */
 
 struct waiter {
     struct waiter *next;
@@ -78,32 +79,16 @@ void waiters_client_gone(struct waiters *waiters, uint64_t client)
     }
 }
 
-static json_t *result_json(const struct core *core, const struct core_job *job)
-{
-    const struct core_model *model = &core->models[job->model];
-    char key[DIGEST_HEX_SIZE];
-    digest_hex(model->key, key);
-    uint64_t end = job->ended_ns ? job->ended_ns : job->queued_ns;
-    return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:o, s:I}", "model", job->model_name, "model_key", key, "tp",
-                     (json_int_t)model->plan->tp, "multiple_of", (json_int_t)model->plan->multiple_of, "strategy",
-                     plan_strategy_name(model->plan->strategy), "cache", model->cache, "reason", model->reason, "bytes_read",
-                     (json_int_t)job->read_bytes, "bytes_sent", (json_int_t)job->sent_bytes, "seconds",
-                     rpc_real((double)(end - job->queued_ns) / 1e9), "job", (json_int_t)job->id);
-}
-
 static void answer(struct head *head, const struct waiter *waiter, const struct core_job *job)
 {
-    const struct core_model *model = &head->core->models[job->model];
-    struct err err = {0};
-    if (job->state != CORE_JOB_DONE) {
-        err_copy(&err, &job->err);
-        err_value_int(&err, "job", (long long)job->id);
-    } else if (!model->used || !model->plan || strcmp(model->name, job->model_name) != 0) {
-        err_set(&err, -1, ERR_NO_SUCH, "model %s was unloaded since", job->model_name);
-    } else {
-        control_reply(head->control, waiter->client, waiter->id, result_json(head->core, job), -1);
+    if (job->state == CORE_JOB_DONE) {
+        json_t *result = job->result ? json_loads(job->result, 0, NULL) : NULL;
+        control_reply(head->control, waiter->client, waiter->id, result ? result : json_object(), -1);
         return;
     }
+    struct err err = {0};
+    err_copy(&err, &job->err);
+    err_value_int(&err, "job", (long long)job->id);
     control_reply_error(head->control, waiter->client, waiter->id, &err);
 }
 
@@ -113,15 +98,23 @@ static void notify(struct head *head, struct waiter *waiter, const struct core_j
     const char *phase = core_job_phase_text(job);
     if (waiter->phase == phase && now - waiter->notified_ns < WAITERS_NOTIFY_EVERY)
         return;
+    if (control_waiting_bytes(head->control, waiter->client) > WAITERS_UNREAD_MAX)
+        return;
     waiter->notified_ns = now;
     waiter->phase = phase;
     double seconds = job->started_ns && now > job->started_ns ? (double)(now - job->started_ns) / 1e9 : 0;
-    double rate = seconds > 0 ? (double)job->read_bytes / seconds : 0;
-    uint64_t left = job->total_bytes > job->read_bytes ? job->total_bytes - job->read_bytes : 0;
-    control_notify(head->control, waiter->client, "job.progress",
-                   json_pack("{s:I, s:s, s:I, s:I, s:o, s:o}", "job", (json_int_t)job->id, "phase", phase, "done_bytes",
-                             (json_int_t)job->read_bytes, "total_bytes", (json_int_t)job->total_bytes, "rate", rpc_real(rate), "eta_s",
-                             rate > 0 ? rpc_real((double)left / rate) : json_null()));
+    bool tokens = job->total_tokens;
+    uint64_t done = tokens ? job->done_tokens : job->read_bytes, total = tokens ? job->total_tokens : job->total_bytes;
+    double rate = seconds > 0 ? (double)done / seconds : 0;
+    uint64_t left = total > done ? total - done : 0;
+    json_t *params = json_pack("{s:I, s:s, s:I, s:I, s:o, s:o}", "job", (json_int_t)job->id, "phase", phase, "done_bytes",
+                               (json_int_t)job->read_bytes, "total_bytes", (json_int_t)job->total_bytes, "rate", rpc_real(rate), "eta_s",
+                               rate > 0 ? rpc_real((double)left / rate) : json_null());
+    if (tokens) {
+        json_object_set_new(params, "done_tokens", json_integer((json_int_t)done));
+        json_object_set_new(params, "total_tokens", json_integer((json_int_t)total));
+    }
+    control_notify(head->control, waiter->client, "job.progress", params);
 }
 
 static void tell(struct head *head, const struct core_job *job, bool watchers, uint64_t now)
@@ -153,6 +146,15 @@ void waiters_job_changed(struct head *head, const struct core_job *job)
         return; /* again when it is written down */
     tell(head, job, true, now);
     tell(head, job, false, now);
+}
+
+void waiters_tick(struct head *head, uint64_t now)
+{
+    for (struct waiter *waiter = head->waiters->first; waiter; waiter = waiter->next) {
+        const struct core_job *job = waiter->kind == WAITERS_WATCH ? core_job_find(head->core, waiter->thing) : NULL;
+        if (job && job->state == CORE_JOB_RUNNING)
+            notify(head, waiter, job, now);
+    }
 }
 
 /* ---- answers that wait for the database ---- */

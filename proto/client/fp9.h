@@ -108,6 +108,11 @@ struct fp9_session_options {
     enum fp9_dtype output_dtype; /* FP9_BF16, FP9_F32 or FP9_DEFAULT (= FP9_BF16): type of y */
     bool one_shot;               /* a fresh kernel run for each step; slower, the fallback of the persistent judge */
     bool batch;                  /* priority "batch": its steps let those of other sessions overtake them; else "interactive" */
+    /* The session's steps are one batch, which fp9d lists as a job: it tells how far it is, and job.cancel ends it (its steps fail with
+     * CANCELLED). job_tokens 0: no job. */
+    bool job_prefill; /* its kind; else decode */
+    uint32_t job_layer;
+    uint64_t job_tokens;
 };
 
 /* Opens a session and maps its arena, memory that fp9d shares with this process. `options` is not kept. */
@@ -117,7 +122,8 @@ int fp9_session_open(struct fp9_conn *conn, const char *model, const struct fp9_
  * NULL is allowed. */
 int fp9_session_close(struct fp9_session *session, struct fp9_error *error);
 
-uint64_t fp9_session_id(const struct fp9_session *session); /* fp9d's number of it, "session" in params */
+uint64_t fp9_session_id(const struct fp9_session *session);  /* fp9d's number of it, "session" in params */
+uint64_t fp9_session_job(const struct fp9_session *session); /* of its batch; 0: it is none */
 /* Memory shared with fp9d, which writes y there and copies the inputs from there when it takes the step; until the step's answer the
  * inputs belong to fp9d, afterwards everything is the caller's again. */
 void *fp9_session_arena(struct fp9_session *session);

@@ -69,6 +69,11 @@ static json_t *open_params(const char *model, const struct fp9_session_options *
         json_object_set_new(params, "one_shot", json_true());
     if (options->batch)
         json_object_set_new(params, "priority", json_string("batch"));
+    if (options->job_tokens) {
+        json_object_set_new(params, "job", json_string(options->job_prefill ? "prefill" : "decode"));
+        json_object_set_new(params, "job_layer", json_integer(options->job_layer));
+        json_object_set_new(params, "job_tokens", json_integer((json_int_t)options->job_tokens));
+    }
     return params;
 }
 
@@ -124,6 +129,10 @@ static int session_read(struct fp9_session *session, const json_t *result, int f
         r = read_count(result, "top_k_max", 0, TOP_K_MAX, &top_k_max, err);
     if (r == 0)
         r = read_count(result, "arena_bytes", 1, ARENA_MAX, &arena_bytes, err);
+    if (r)
+        return r;
+    if (json_object_get(result, "job"))
+        r = read_count(result, "job", 1, INT64_MAX, &session->job, err);
     if (r)
         return r;
     session->hidden_size = (uint32_t)hidden_size;
@@ -259,6 +268,11 @@ int fp9_session_close(struct fp9_session *session, struct fp9_error *error)
 uint64_t fp9_session_id(const struct fp9_session *session)
 {
     return session->id;
+}
+
+uint64_t fp9_session_job(const struct fp9_session *session)
+{
+    return session->job;
 }
 
 void *fp9_session_arena(struct fp9_session *session)

@@ -9,7 +9,7 @@
 struct fp9_session {
     struct fp9_conn *conn;    /* borrowed; NULL: closed, or this session is not open yet */
     struct fp9_session *next; /* of the connection */
-    uint64_t id;
+    uint64_t id, job;
     uint32_t max_tokens, hidden_size, top_k_max;
     enum fp9_dtype output_dtype;
     uint8_t *arena; /* mapped */

@@ -11,6 +11,7 @@
 #define TP_MAX 1024
 #define DUCKS_MAX 1024
 #define TOKENS_MAX 4096
+#define BATCH_TOKENS_MAX 1000000000000 /* 10^12 */
 #define DEADLINE_MAX 86400000 /* a day */
 #define LANES_MAX 8 /* RPC_LANES_MAX */
 #define PATH_BYTES_MAX 4095
@@ -21,6 +22,7 @@
 static const char *const session_dtypes[] = {"bf16", "f32", NULL};
 static const char *const session_priorities[] = {"interactive", "batch", NULL};
 static const char *const metrics_formats[] = {"json", "prometheus", NULL};
+static const char *const session_jobs[] = {"decode", "prefill", NULL};
 static const char *const x_dtypes[] = {"BF16", NULL};
 static const char *const ids_dtypes[] = {"I32", NULL};
 static const char *const weights_dtypes[] = {"F32", NULL};
@@ -102,6 +104,9 @@ static const struct schema_param job_params[] = {
 };
 
 static const struct schema_param session_open_params[] = {
+    CHOICE("job", OPTIONAL, session_jobs, "its steps are one batch, which is a job; with job_layer and job_tokens"),
+    INT("job_layer", OPTIONAL, 0, LAYER_MAX, "layer of the batch, an index from 0"),
+    INT("job_tokens", OPTIONAL, 1, BATCH_TOKENS_MAX, "tokens of the batch; when so many are through, the job is done"),
     INT("lanes", OPTIONAL, 1, LANES_MAX, "steps that may be in flight at once; the arena has room for so many; 2 when left out"),
     INT("max_tokens", REQUIRED, 1, TOKENS_MAX, "largest step of the session, tokens"),
     STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
@@ -140,12 +145,12 @@ const struct schema_method schema_methods[] = {
     {"cache.invalidate", true, PARAMS(invalidate_params), "freed_bytes, pending", "forget slots; give model, duck, both, or all"},
     {"cache.list", false, NO_PARAMS, "slots, lost, history",
      "the slots in the ducks' weight buffers, why others are gone, the latest loads"},
-    {"cache.verify", false, PARAMS(verify_params), "checked, bad, unreached, bytes, compared, seconds",
-     "compute the checksums of slots again; job.progress (job 0) tells how far it is"},
+    {"cache.verify", false, PARAMS(verify_params), "checked, bad, unreached, bytes, compared, seconds, job",
+     "compute the checksums of slots again; a job that ends with its client, job.progress tells how far it is"},
     {"decode", false, PARAMS(step_params), STEP_RESULT, "few tokens through one layer"},
     {"duck.list", false, NO_PARAMS, "ducks", "the ducks of the fleet"},
     {"job.cancel", false, PARAMS(job_params), "job, state", "stop a job that is queued or running"},
-    {"job.list", false, NO_PARAMS, "jobs", "the jobs that are known, newest last"},
+    {"job.list", false, NO_PARAMS, "jobs", "the jobs that are known, newest last; those of earlier runs of fp9d too"},
     {"job.wait", false, PARAMS(job_params), "the keys of the job's kind", "answer when the job is done; its failure is this call's error"},
     {"metrics", false, PARAMS(metrics_params),
      "uptime_s, errors, bytes_read, bytes_sent, jobs, cache, reconnects, duck_states, open_sessions, clients, memory, steps, ducks, "
@@ -162,7 +167,7 @@ const struct schema_method schema_methods[] = {
     {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},
     {"session.close", false, PARAMS(session_params), "", "end a session and drop its arena"},
     {"session.list", false, NO_PARAMS, "sessions", "the open sessions"},
-    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max, lanes",
+    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max, lanes, job when it is a batch",
      "start a session; the arena's memfd comes with the answer's first byte"},
     {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs, timing",
      "the daemon at a glance"},

@@ -310,6 +310,8 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_SAVE_REVOKED:
     case CORE_ACT_MIRROR:
     case CORE_ACT_JOB_CHANGED:
+    case CORE_ACT_JOB_SAVE: break;
+    case CORE_ACT_ERRAND_STOP: sim->errands_stopped++; break;
     case CORE_ACT_SESSION_CLOSE:
     case CORE_ACT_SESSION_GONE: break;
     }

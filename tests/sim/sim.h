@@ -53,7 +53,7 @@ struct sim {
     unsigned last_unreached;
     struct err last_step_err;
     uint32_t last_done_lane;
-    unsigned saved, forgotten;
+    unsigned saved, forgotten, errands_stopped;
 };
 
 void sim_start(struct sim *sim, uint32_t ducks, uint64_t capacity);

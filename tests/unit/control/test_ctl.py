@@ -177,7 +177,7 @@ def test_tables(fake):
     assert ctl(daemon, "model", "show", "n", status=1)["error"]["name"] == "NO_SUCH"
     assert run("--socket", daemon.path, "cache", "list").stdout == "no slots\n"
     jobs = run("--socket", daemon.path, "job", "list").stdout.splitlines()
-    assert jobs[1].split() == ["4", "load", "m", "-", "failed", "25", "%", "no"]
+    assert jobs[1].split() == ["4", "load", "m", "-", "failed", "25", "%", "-", "-", "no"]
     for words in (["duck", "list"], ["model", "list"], ["session", "list"]):
         assert run("--socket", daemon.path, *words).returncode == 0
 
