@@ -1,4 +1,6 @@
 /* E4M3FN -> fp9 (README section 1): every finite code becomes a normal fp9 value or zero. */
+#include <string.h>
+
 #include "kernels/bits.h"
 #include "kernels/kernels.h"
 
@@ -28,4 +30,28 @@ float kernels_fp9_to_f32(uint16_t fp9)
         return bits_to_f32(BITS_NAN);
     /* The raw pattern is the weight times 2^-111: put the exponent right instead of multiplying. */
     return bits_to_f32(magnitude == 0 ? sign : sign | ((magnitude << 20) + (UINT32_C(111) << 23)));
+}
+
+#define SCAN_BLOCK 64
+typedef uint8_t codes16 __attribute__((vector_size(16)));
+
+/* A block at a time, without a branch in it: a NaN is rare. */
+size_t kernels_find_nan(const uint8_t *codes, size_t count)
+{
+    size_t i = 0;
+
+    for (; i + SCAN_BLOCK <= count; i += SCAN_BLOCK) {
+        codes16 block[4], any;
+        uint64_t half[2];
+
+        memcpy(block, codes + i, sizeof block);
+        any = (codes16)((block[0] & 0x7f) == E4M3_NAN) | (codes16)((block[1] & 0x7f) == E4M3_NAN) |
+              (codes16)((block[2] & 0x7f) == E4M3_NAN) | (codes16)((block[3] & 0x7f) == E4M3_NAN);
+        memcpy(half, &any, sizeof half);
+        if (half[0] | half[1])
+            break;
+    }
+    while (i < count && (codes[i] & 0x7f) != E4M3_NAN)
+        i++;
+    return i;
 }

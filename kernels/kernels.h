@@ -37,6 +37,8 @@ bool kernels_tier_available(enum kernels_tier tier);
 /* E4M3FN code -> fp9: bit 8 is the sign, bits 7..0 the magnitude byte. NaN codes (0x7f, 0xff) give KERNELS_FP9_NAN. */
 #define KERNELS_FP9_NAN UINT16_C(0xffff)
 uint16_t kernels_fp9_of_e4m3(uint8_t code);
+/* The first code that is NaN; `count` when there is none. */
+size_t kernels_find_nan(const uint8_t *codes, size_t count);
 float kernels_fp9_to_f32(uint16_t fp9); /* the weight itself, exact */
 
 float kernels_bf16_to_f32(uint16_t bits);

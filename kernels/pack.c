@@ -78,30 +78,6 @@ static int check_shape(const struct place *place, const struct kernels_rows *row
     return r;
 }
 
-static bool is_nan_code(uint8_t code)
-{
-    return (code & 0x7f) == 0x7f;
-}
-
-/* Eight codes at a time: a magnitude of 0x7f, and no other, reaches bit 7 when one is added, and it never carries into its neighbour.
- * No early exit: a NaN is rare. */
-static bool any_nan(const uint8_t *codes, uint32_t count)
-{
-    const uint64_t magnitude = UINT64_C(0x7f7f7f7f7f7f7f7f), ones = UINT64_C(0x0101010101010101);
-    uint64_t found[4] = {0}, word[4];
-    uint32_t i = 0;
-    bool rest = false;
-
-    for (; i + sizeof word <= count; i += sizeof word) {
-        memcpy(word, codes + i, sizeof word);
-        for (uint32_t j = 0; j < 4; j++)
-            found[j] |= (word[j] & magnitude) + ones;
-    }
-    for (; i < count; i++)
-        rest |= is_nan_code(codes[i]);
-    return rest || ((found[0] | found[1] | found[2] | found[3]) & ~magnitude);
-}
-
 static size_t stride_of(const struct place *place, const struct kernels_rows *rows)
 {
     return rows->stride ? rows->stride : place->matrix->columns;
@@ -114,12 +90,10 @@ static int check_codes(const struct place *place, const struct kernels_rows *row
 
     for (uint32_t row = 0; row < rows->rows; row++) {
         const uint8_t *codes = rows->codes + row * stride;
-        uint32_t column = 0;
+        uint32_t column = (uint32_t)kernels_find_nan(codes, columns);
 
-        if (!any_nan(codes, columns))
+        if (column == columns)
             continue;
-        while (!is_nan_code(codes[column]))
-            column++;
         err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s[%u, %u]: code 0x%02x is NaN, a weight must be finite",
                 kernels_matrix_name(rows->matrix), rows->first_row + row, column, codes[column]);
         err_value_int(err, "row", rows->first_row + row);

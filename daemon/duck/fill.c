@@ -101,6 +101,7 @@ static struct fill_work *work_new(struct fills *fills, const struct fill *fill, 
     work->layer = wbuf_describe(fills->wbuf, fill->slot).layer;
     work->code = 0;
     work->err = (struct err){0};
+    work->pages = wbuf_pages(fills->wbuf, fill->slot);
     wbuf_pin(fills->wbuf, fill->slot);
     fills->out++;
     return work;
@@ -132,22 +133,30 @@ uint32_t fills_out(const struct fills *fills)
 
 static int run_rows(struct fill_work *work)
 {
+    int r = 0;
     if (work->begin)
+        r = wbuf_take_pages(&work->pages, (uint64_t)(work->expert - work->pages.map), work->layout.expert_bytes, &work->err);
+    if (r < 0)
+        return r;
+    if (work->begin && !work->pages.zero)
         kernels_pack_begin(&work->layout, work->expert);
-    int r = kernels_pack(&work->layout, work->expert, &work->rows, &work->err);
+    r = kernels_pack(&work->layout, work->expert, &work->rows, &work->err);
     return r < 0 ? err_prefix(&work->err, "%s", work->name[0] ? work->name : "dense MLP") : 0;
+}
+
+/* The checksums' own pages, and any that no expert has. */
+static int run_sums(struct fill_work *work)
+{
+    int r = wbuf_take_pages(&work->pages, 0, work->pages.bytes, &work->err);
+    if (r < 0)
+        return r;
+    work->checksum = wbuf_sum(&work->sums);
+    return work->checksum ? 0 : err_no_memory(&work->err, "checksum", 0);
 }
 
 void fill_work_run(struct fill_work *work)
 {
-    switch (work->kind) {
-    case FILL_PAGES: work->code = wbuf_take_pages(&work->pages, &work->err); break;
-    case FILL_ROWS: work->code = run_rows(work); break;
-    case FILL_SUMS:
-        work->checksum = wbuf_sum(&work->sums);
-        work->code = work->checksum ? 0 : err_no_memory(&work->err, "checksum", 0);
-        break;
-    }
+    work->code = work->kind == FILL_ROWS ? run_rows(work) : run_sums(work);
 }
 
 void fills_free(struct fills *fills)
@@ -265,7 +274,7 @@ static int make_way(struct fills *fills, const struct msg_prepare_begin *words, 
     return 0;
 }
 
-static int begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct fill_work **ret_work, struct err *err)
+static int begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
 {
     if (fill_find(fills, request))
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "request %llu is already being prepared", (unsigned long long)request);
@@ -297,21 +306,14 @@ static int begin(struct fills *fills, uint64_t request, const struct msg_prepare
         fill_drop(fills, &made);
         return err_no_memory(err, "prepare", words_needed * sizeof *made.arrived + geometry.experts);
     }
-    struct fill_work *work = work_new(fills, &made, FILL_PAGES, 0);
-    if (!work) {
-        fill_drop(fills, &made);
-        return err_no_memory(err, "prepare", sizeof *work);
-    }
-    work->pages = wbuf_pages(fills->wbuf, slot);
     *fill = made;
-    *ret_work = work;
     return 0;
 }
 
-int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct fill_work **ret_work, struct err *err)
+int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
 {
     ignored_forget(fills, request);
-    int r = begin(fills, request, words, ret_work, err);
+    int r = begin(fills, request, words, err);
     if (r == 0)
         return 0;
     struct fill *fill = fill_find(fills, request); /* a second BEGIN spoils the first */

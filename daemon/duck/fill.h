@@ -1,6 +1,6 @@
 /* Prepare (modes 2 and 3): rows that arrive in frames become panels in a slot of the weight buffer.
  *
- * What costs time is handed out as work, for a thread of its own (packer.h): taking memory, packing rows, checksums. Work is done in the
+ * What costs time is handed out as work, for a thread of its own (packer.h): taking memory and packing rows, checksums. Work is done in the
  * order it was handed out, then taken back. While it is out its slot is pinned, so that a slot may be dropped meanwhile.
  *
  * Several fills may run at once, each known by its request id. An error drops the fill's slot; the caller answers it with FAIL once, and
@@ -17,7 +17,6 @@
 struct fills;
 
 enum fill_kind {
-    FILL_PAGES, /* takes the slot's memory */
     FILL_ROWS,
     FILL_SUMS, /* the last of a slot */
 };
@@ -57,7 +56,7 @@ void fill_work_discard(struct fills *fills, struct fill_work *work);
 
 /* Any slot of the same model and layer is dropped first, and any of the same model but another rank, tp or multiple_of: a duck is one
  * rank. */
-int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct fill_work **ret_work, struct err *err);
+int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err);
 /* Rows, each exactly once; copied. *ret_work NULL: the request is being ignored. */
 int fill_data(struct fills *fills, uint64_t request, const struct msg_prepare_data *data, struct fill_work **ret_work, struct err *err);
 /* The same of rows whose codes, `stride` bytes apart, stay where they are until the work is back. */

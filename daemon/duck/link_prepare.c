@@ -69,20 +69,16 @@ int link_prepare_begin(struct link *link, const struct frame *frame, struct err 
     if (r < 0)
         return r;
     struct err why = {0};
-    struct fill_work *work = NULL;
-    r = fill_begin(link->fills, frame->request, &words, &work, &why);
+    r = fill_begin(link->fills, frame->request, &words, &why);
     if ((r == -ENOMEM || r == -ENOSPC) && fills_out(link->fills) && wbuf_doomed(link->wbuf)) {
         /* Room that a dropped slot still holds for the rows at hand: some MiB of them at most. */
         packer_drain(link->packer);
         r = link_pack_event(link, err);
         if (r < 0)
             return r;
-        r = fill_begin(link->fills, frame->request, &words, &work, &why);
+        r = fill_begin(link->fills, frame->request, &words, &why);
     }
-    if (r < 0)
-        return link_fail(link, frame->request, &why, err);
-    post(link, work);
-    return 0;
+    return r < 0 ? link_fail(link, frame->request, &why, err) : 0;
 }
 
 int link_prepare_data(struct link *link, const struct frame *frame, struct err *err)

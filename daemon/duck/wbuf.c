@@ -23,6 +23,7 @@ struct aux {
     bool held;
     bool doomed;   /* dropped while pinned */
     bool finished; /* nobody writes into it any more */
+    bool zero;     /* its pages were given back before it was reserved */
     uint64_t offset, bytes;
 };
 
@@ -36,6 +37,7 @@ struct wbuf {
     uint32_t order_count;
     uint64_t stamp;   /* of slots begun or put under another key now */
     uint64_t changes; /* of order */
+    bool keep_pages;  /* of dropped slots */
 };
 
 static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
@@ -367,10 +369,11 @@ static int no_room(const struct wbuf *wbuf, uint64_t bytes, uint64_t largest, st
     return -ENOMEM;
 }
 
-static void give_back(struct wbuf *wbuf, uint64_t offset, uint64_t pages)
+/* True when they are given back, and will be zero. */
+static bool give_back(struct wbuf *wbuf, uint64_t offset, uint64_t pages)
 {
     uint64_t length = offset + pages > wbuf->size ? wbuf->size - offset : pages;
-    (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length);
+    return !wbuf->keep_pages && fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) == 0;
 }
 
 /* The first free range of at least `pages` bytes. */
@@ -460,6 +463,8 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_RELEASE);
     wbuf->aux[i].geometry = geometry;
     order_insert(wbuf, i);
+    /* It was given back when it became free, which may have failed: only now it is certain. */
+    wbuf->aux[i].zero = give_back(wbuf, offset, pages);
     *ret_slot = i;
     return 0;
 }
@@ -467,15 +472,44 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
 struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t i)
 {
     const struct aux *aux = &wbuf->aux[i];
-    return (struct wbuf_pages){.fd = wbuf->fd, .offset = aux->offset, .bytes = aux->bytes};
+    return (struct wbuf_pages){
+        .fd = wbuf->fd, .map = wbuf->map + aux->offset, .offset = aux->offset, .bytes = aux->bytes, .zero = aux->zero};
 }
 
-int wbuf_take_pages(const struct wbuf_pages *pages, struct err *err)
+struct wbuf_pages wbuf_all_pages(const struct wbuf *wbuf)
 {
+    return (struct wbuf_pages){.fd = wbuf->fd, .map = wbuf->map, .bytes = wbuf->size};
+}
+
+void wbuf_keep_pages(struct wbuf *wbuf)
+{
+    wbuf->keep_pages = true;
+}
+
+/* Taken, cleared and mapped at once. Before Linux 5.14 that cannot be asked for: then they are taken, and mapped as they are written to. */
+static int populate(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
+{
+    int r;
+    do
+        r = madvise(pages->map + begin, bytes, MADV_POPULATE_WRITE);
+    while (r < 0 && errno == EINTR);
+    if (r == 0)
+        return 0;
+    if (errno == EINVAL)
+        return take_pages(pages->fd, pages->offset + begin, bytes, err);
+    int code = errno == EFAULT ? ENOMEM : errno; /* a page that is not to be had would be a SIGBUS */
+    err_set(err, -code, ERR_NO_MEMORY, "weight buffer: the system has no %" PRIu64 " bytes: %s", bytes, strerror(code));
+    err_value_int(err, "needs", (long long)bytes);
+    return -code;
+}
+
+int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
+{
+    uint64_t at = begin / WBUF_SLOT_ALIGN * WBUF_SLOT_ALIGN, end = begin + bytes;
     int r = 0;
-    for (uint64_t at = 0, bytes; r == 0 && at < pages->bytes; at += bytes) {
-        bytes = pages->bytes - at < WBUF_PAGES_AT_ONCE ? pages->bytes - at : WBUF_PAGES_AT_ONCE;
-        r = take_pages(pages->fd, pages->offset + at, bytes, err);
+    for (uint64_t next; r == 0 && at < end; at = next) {
+        next = at + WBUF_PAGES_AT_ONCE < end ? at + WBUF_PAGES_AT_ONCE : end;
+        r = populate(pages, at, next - at, err);
     }
     return r;
 }
@@ -487,7 +521,7 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
     if (r < 0)
         return r;
     const struct wbuf_pages pages = wbuf_pages(wbuf, slot);
-    r = wbuf_take_pages(&pages, err);
+    r = wbuf_take_pages(&pages, 0, pages.bytes, err);
     if (r < 0) {
         wbuf_drop(wbuf, slot);
         return r;

@@ -4,8 +4,8 @@
  * one layer's share. It is written in the state FILLING; its finish flag comes last, so that a buffer taken over from a process that was
  * killed at any moment holds only whole slots: FILLING ones are dropped by wbuf_open.
  *
- * Memory is taken (fallocate) before a slot is given out, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a
- * dropped slot's pages are given back to the system.
+ * Memory is taken before it is written to, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a dropped slot's
+ * pages are given back to the system, unless wbuf_keep_pages was called.
  *
  * Threads: all functions belong to one thread, but for those that say otherwise. Another may read the bytes of a pinned slot, and one may
  * write those of a pinned FILLING one.
@@ -45,15 +45,23 @@ uint64_t wbuf_used(const struct wbuf *wbuf);     /* whole pages of slots, droppe
 
 /* A slot in the state FILLING. NO_MEMORY "needs X, has Y" when no range is free, the table is full or the system has no pages. */
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
-/* The same without its memory, which is still to be taken, by any thread, before the first byte is written: wbuf_take_pages of all of it.
+/* The same without its memory, which is still to be taken, by any thread: wbuf_take_pages of each part before its first byte is written, and
+ * of the whole before it is summed. Part by part, since the system clears pages, and what is written to soon after is in the cache still.
  * -ENOMEM/-ENOSPC: the slot is to be dropped. */
 struct wbuf_pages {
-    int fd; /* borrowed */
+    int fd;       /* borrowed */
+    uint8_t *map; /* of the first byte; borrowed */
     uint64_t offset, bytes;
+    bool zero; /* the pages are zero until they are written to */
 };
 int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
 struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t slot);
-int wbuf_take_pages(const struct wbuf_pages *pages, struct err *err);
+/* Of `bytes` from the slot's byte `begin` on. */
+int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err);
+/* From now on the pages of dropped slots stay with the buffer. */
+void wbuf_keep_pages(struct wbuf *wbuf);
+/* All there is, to be taken beforehand by another thread. */
+struct wbuf_pages wbuf_all_pages(const struct wbuf *wbuf);
 /* Of a FILLING slot: what it is being prepared from. */
 void wbuf_set_sources(struct wbuf *wbuf, uint32_t slot, const uint8_t sources[DIGEST_SIZE]);
 /* Checksums the bytes and sets the finish flag. */

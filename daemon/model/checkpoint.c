@@ -144,34 +144,12 @@ int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matri
     return safetensors_read(file, weight, (uint64_t)first_row * matrix->columns, (uint64_t)rows * matrix->columns, to, err);
 }
 
-#define LOW7 UINT64_C(0x7f7f7f7f7f7f7f7f)
-#define ONES UINT64_C(0x0101010101010101)
-#define TOPS UINT64_C(0x8080808080808080)
-
-/* Eight codes at once: only a magnitude of 0x7f reaches bit 7 when one is added, and it never carries into its neighbour. */
-static uint64_t nan_bits(const uint8_t *codes)
-{
-    uint64_t word;
-    memcpy(&word, codes, sizeof word);
-    return ((word & LOW7) + ONES) & TOPS;
-}
-
 bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column)
 {
-    size_t count = (size_t)rows * columns, i = 0;
-    for (; i + 64 <= count; i += 64) {
-        uint64_t any = 0;
-        for (size_t j = 0; j < 64; j += 8)
-            any |= nan_bits(codes + i + j);
-        if (any)
-            break;
-    }
-    for (; i < count; i++) {
-        if ((codes[i] & 0x7f) == 0x7f) {
-            *ret_row = (uint32_t)(i / columns);
-            *ret_column = (uint32_t)(i % columns);
-            return true;
-        }
-    }
-    return false;
+    size_t count = (size_t)rows * columns, i = kernels_find_nan(codes, count);
+    if (i == count)
+        return false;
+    *ret_row = (uint32_t)(i / columns);
+    *ret_column = (uint32_t)(i % columns);
+    return true;
 }

@@ -63,12 +63,33 @@ static void test_fp9(void **state)
     assert_true(isnan(kernels_fp9_to_f32(KERNELS_FP9_NAN)));
 }
 
+/* Every place of a run that is no multiple of a block, both NaN codes, every other code passed over. */
+static void test_find_nan(void **state)
+{
+    uint8_t codes[197];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof codes; i++)
+        codes[i] = (uint8_t)(i % 127 | (i & 1) << 7);
+    for (size_t count = 0; count <= sizeof codes; count++)
+        assert_int_equal(kernels_find_nan(codes, count), count);
+    for (size_t at = 0; at < sizeof codes; at++) {
+        uint8_t kept = codes[at];
+
+        codes[at] = at & 1 ? 0x7f : 0xff;
+        assert_int_equal(kernels_find_nan(codes, sizeof codes), at);
+        assert_int_equal(kernels_find_nan(codes, at), at);
+        codes[at] = kept;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f16_all),
         cmocka_unit_test(test_bf16_all),
         cmocka_unit_test(test_fp9),
+        cmocka_unit_test(test_find_nan),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
