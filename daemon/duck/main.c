@@ -10,6 +10,7 @@
 #include "daemon/duck/keep.h"
 #include "daemon/duck/loop.h"
 #include "daemon/duck/options.h"
+#include "daemon/duck/prealloc.h"
 #include "daemon/duck/serve.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
@@ -105,6 +106,10 @@ static int serve_child(const struct options *options, struct err *err)
             return err_prefix(err, "--stage-fd");
         facts.stage = &stage;
     }
+    _cleanup_(prealloc_freep) struct prealloc *prealloc = NULL;
+    r = options->prealloc ? prealloc_start(wbuf, &prealloc, err) : 0;
+    if (r < 0)
+        return r;
     char text[CORES_TEXT_SIZE];
     log_info("duck", "%s serves over descriptor %d with %s, kernels %s", options->name, options->link_fd, cores_text(&cores, text),
              kernels_variant_name());
@@ -116,12 +121,14 @@ static int serve_child(const struct options *options, struct err *err)
 /* What every link of a service has in common. */
 struct service {
     struct link_facts facts;
-    struct wbuf *wbuf; /* owned */
+    struct wbuf *wbuf;         /* owned */
+    struct prealloc *prealloc; /* owned */
     struct team_setup setup;
 };
 
 static void service_release(struct service *service)
 {
+    prealloc_free(service->prealloc);
     wbuf_free(service->wbuf);
 }
 
@@ -155,6 +162,9 @@ static int serve_service(const struct options *options, struct err *err)
         return r;
     if (kept < 0)
         keep_store(wbuf_fd(service.wbuf));
+    r = options->prealloc ? prealloc_start(service.wbuf, &service.prealloc, err) : 0;
+    if (r < 0)
+        return r;
     log_info("duck", "%s listens on %s in plaintext with %s, kernels %s", options->name, options->listen, cores_text(&cores, text),
              kernels_variant_name());
     return serve_tcp(options, service_link, &service, err);

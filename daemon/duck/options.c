@@ -25,6 +25,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "      --key-file FILE     pre-shared key of the TCP link; this version has no TLS and refuses it\n"
                            "      --memory BYTES      size of the weight buffer (K M G T), three quarters of RAM if not given\n"
                            "      --cores LIST        CPUs to use, such as 0-3,5; all that the process may use if not given\n"
+                           "      --prealloc          take the buffer's memory from the system at once, and keep it\n"
                            "      --members N         kernel threads, 1 to 64; one for each CPU if not given\n"
                            "      --check-config      check options and configuration, and exit\n"
                            "      --version           print the version and exit\n"
@@ -51,6 +52,7 @@ static const struct conf_key keys[] = {
     {.section = "duck", .name = "memory", .type = CONF_SIZE, .offset = offsetof(struct options, memory)},
     {.section = "duck", .name = "cores", .type = CONF_STRING, .offset = offsetof(struct options, cores), .high = 4095},
     {.section = "duck", .name = "huge_pages", .type = CONF_CHOICE, .offset = offsetof(struct options, huge_pages), .choices = huge_choices},
+    {.section = "duck", .name = "prealloc", .type = CONF_BOOL, .offset = offsetof(struct options, prealloc)},
     {.section = "duck", .name = "spin_us", .type = CONF_STRING, .offset = offsetof(struct options, spin_us), .low = 1, .high = 16},
     {.section = "duck", .name = "name", .type = CONF_STRING, .offset = offsetof(struct options, name), .high = WIRE_NAME_MAX - 1},
 };
@@ -182,6 +184,7 @@ enum {
     OPT_LINK_FD,
     OPT_WEIGHTS_FD,
     OPT_STAGE_FD,
+    OPT_PREALLOC,
     OPT_CHANNEL_FD,
     OPT_BELL_FD,
     OPT_NAME,
@@ -201,6 +204,7 @@ static const struct option longs[] = {
     {"stage-fd", required_argument, NULL, OPT_STAGE_FD},
     {"channel-fd", required_argument, NULL, OPT_CHANNEL_FD},
     {"bell-fd", required_argument, NULL, OPT_BELL_FD},
+    {"prealloc", no_argument, NULL, OPT_PREALLOC},
     {"name", required_argument, NULL, OPT_NAME},
     {"members", required_argument, NULL, OPT_MEMBERS},
     {0},
@@ -209,6 +213,7 @@ static const struct option longs[] = {
 /* Flags and the file are needed before the file is read, values after it. */
 struct line {
     const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *stage_fd, *channel_fd, *bell_fd, *name, *members;
+    bool prealloc;
     bool check_config;
 };
 
@@ -236,6 +241,7 @@ static int parse(int argc, char **argv, struct line *line)
         case OPT_STAGE_FD: line->stage_fd = optarg; break;
         case OPT_CHANNEL_FD: line->channel_fd = optarg; break;
         case OPT_BELL_FD: line->bell_fd = optarg; break;
+        case OPT_PREALLOC: line->prealloc = true; break;
         case OPT_NAME: line->name = optarg; break;
         case OPT_MEMBERS: line->members = optarg; break;
         case OPT_CHECK_CONFIG: line->check_config = true; break;
@@ -275,6 +281,7 @@ static int apply(const struct line *line, struct options *options, struct err *e
         return usage("--channel-fd is no descriptor", line->channel_fd);
     if (!descriptor(line->bell_fd, &options->bell_fd))
         return usage("--bell-fd is no descriptor", line->bell_fd);
+    options->prealloc |= line->prealloc;
     uint64_t members = 0;
     if (line->members && !size_parse_u64(line->members, 1, TEAM_MEMBERS_MAX, &members))
         return usage("--members is no number from 1 to 64", line->members);

@@ -13,6 +13,7 @@ struct options {
     uint64_t memory;  /* bytes; 0: options_default_memory() */
     char *cores;      /* "" all */
     char *huge_pages; /* auto yes no */
+    bool prealloc;
     char *spin_us;    /* "auto" or a number */
     char *name;       /* "" the host's */
     uint32_t members; /* 0: one for each CPU */

@@ -12,8 +12,6 @@
 #include "proto/base/size.h"
 
 #define WBUF_LOCK_POLL_MS 5
-/* A thread of low priority that is long in the kernel is not preempted there before the next tick. */
-#define WBUF_PAGES_AT_ONCE (UINT64_C(256) * 1024)
 #define WBUF_LOCK_WAIT_MS 5000 /* a killed process with many pages takes its time */
 
 struct aux {
@@ -132,20 +130,6 @@ static int take_lock(int fd, struct err *err)
     }
 }
 
-static int take_pages(int fd, uint64_t offset, uint64_t bytes, struct err *err)
-{
-    int r;
-    do
-        r = fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
-    while (r < 0 && errno == EINTR);
-    if (r < 0) {
-        err_errno(err, "weight buffer: the system has no %" PRIu64 " bytes", bytes);
-        err_value_int(err, "needs", (long long)bytes);
-        return err ? err->code : -errno;
-    }
-    return 0;
-}
-
 /* Takes over what the buffer holds. */
 static int attach(struct wbuf *wbuf, char *note, struct err *err)
 {
@@ -164,7 +148,7 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
         wbuf->aux[i].geometry = geometries[i];
         order_insert(wbuf, i);
         /* Pages are there already unless somebody punched them; then they must not be missing at the first read. */
-        r = take_pages(wbuf->fd, slot->offset, wbuf_format_span(slot), err);
+        r = wbuf_take_file(wbuf->fd, slot->offset, wbuf_format_span(slot), err);
         if (r < 0)
             return r;
     }
@@ -222,7 +206,7 @@ int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbu
     if (!wbuf)
         return err_no_memory(err, "weight buffer", sizeof *wbuf);
     wbuf->fd = -1;
-    r = take_pages(fd < 0 ? own : fd, 0, WBUF_DATA_OFFSET, err);
+    r = wbuf_take_file(fd < 0 ? own : fd, 0, WBUF_DATA_OFFSET, err);
     if (r < 0)
         return r;
     void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd < 0 ? own : fd, 0);
@@ -484,34 +468,6 @@ struct wbuf_pages wbuf_all_pages(const struct wbuf *wbuf)
 void wbuf_keep_pages(struct wbuf *wbuf)
 {
     wbuf->keep_pages = true;
-}
-
-/* Taken, cleared and mapped at once. Before Linux 5.14 that cannot be asked for: then they are taken, and mapped as they are written to. */
-static int populate(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
-{
-    int r;
-    do
-        r = madvise(pages->map + begin, bytes, MADV_POPULATE_WRITE);
-    while (r < 0 && errno == EINTR);
-    if (r == 0)
-        return 0;
-    if (errno == EINVAL)
-        return take_pages(pages->fd, pages->offset + begin, bytes, err);
-    int code = errno == EFAULT ? ENOMEM : errno; /* a page that is not to be had would be a SIGBUS */
-    err_set(err, -code, ERR_NO_MEMORY, "weight buffer: the system has no %" PRIu64 " bytes: %s", bytes, strerror(code));
-    err_value_int(err, "needs", (long long)bytes);
-    return -code;
-}
-
-int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
-{
-    uint64_t at = begin / WBUF_SLOT_ALIGN * WBUF_SLOT_ALIGN, end = begin + bytes;
-    int r = 0;
-    for (uint64_t next; r == 0 && at < end; at = next) {
-        next = at + WBUF_PAGES_AT_ONCE < end ? at + WBUF_PAGES_AT_ONCE : end;
-        r = populate(pages, at, next - at, err);
-    }
-    return r;
 }
 
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)

@@ -72,4 +72,7 @@ int wbuf_format_init(struct wbuf_header *header, uint64_t size, struct err *err)
 int wbuf_format_check(struct wbuf_header *header, uint64_t size, struct geometry *ret_geometries, uint32_t *ret_dropped, uint32_t *ret_bad,
                       struct err *ret_why, struct err *err);
 
+/* wbuf_pages.c: of a file's bytes from `offset` on, whether they are mapped or not. */
+int wbuf_take_file(int fd, uint64_t offset, uint64_t bytes, struct err *err);
+
 #endif

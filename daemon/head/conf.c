@@ -14,7 +14,7 @@
 #include "proto/wire/channel.h"
 #include "proto/wire/transport_tcp.h"
 
-#define CONF_SPIN_US_AUTO 1000 /* between two layers of a token a client takes some hundred microseconds */
+#define CONF_SPIN_US_AUTO 1000               /* between two layers of a token a client takes some hundred microseconds */
 #define CONF_MEMORY_MAX (UINT64_C(64) << 40) /* half of the address space of a process */
 
 static const char *const log_levels[] = {"error", "warning", "info", "debug", NULL};
@@ -30,6 +30,7 @@ static const struct conf_key keys[] = {
     {"daemon", "metrics_listen", CONF_STRING, FIELD(metrics_listen), 0, 255, NULL},
     {"fleet", "local_ducks", CONF_U32, FIELD(local_ducks), 0, CORE_DUCKS_MAX, NULL},
     {"fleet", "local_memory", CONF_SIZE, FIELD(local_memory), 0, 0, NULL},
+    {"fleet", "local_prealloc", CONF_BOOL, FIELD(local_prealloc), 0, 0, NULL},
     {"fleet", "local_cores", CONF_STRING, FIELD(local_cores), 0, 1023, NULL},
     {"fleet", "local_link", CONF_CHOICE, FIELD(local_link), 0, 0, local_links},
     {"fleet", "spin_us", CONF_STRING, FIELD(spin_us), 1, 16, NULL},

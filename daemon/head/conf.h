@@ -22,9 +22,10 @@ struct conf {
     /* [fleet] */
     uint32_t local_ducks;
     uint64_t local_memory; /* bytes of weight buffer per local duck; 0: an equal share of four fifths of RAM */
+    bool local_prealloc;   /* their memory is taken at the start */
     char *local_cores;     /* CPU list shared out among local ducks; "": the CPUs fp9d may use */
-    char *local_link; /* auto socket */
-    char *spin_us;    /* "auto" or a number */
+    char *local_link;      /* auto socket */
+    char *spin_us;         /* "auto" or a number */
     bool persistent_judge;
     char *partials; /* bf16 f32 */
     uint32_t heartbeat_s, grace_s, deadline_s;

@@ -298,7 +298,13 @@ static int add_local_duck(struct head *head, uint32_t index, const char *program
     r = local_buffer(head, name, memory, &weights_fd, err);
     if (r < 0)
         return r;
-    peer_set_local(head->peers[index], program, cores, shared, weights_fd, head->stage->fd);
+    const struct local_setup setup = {.program = program,
+                                      .cores = cores,
+                                      .shared = shared,
+                                      .prealloc = head->conf->local_prealloc,
+                                      .weights_fd = weights_fd,
+                                      .stage_fd = head->stage->fd};
+    peer_set_local(head->peers[index], &setup);
     peer_set_channel(head->peers[index], strcmp(head->conf->local_link, "auto") == 0, shared ? 0 : spin);
     return 0;
 }

@@ -35,14 +35,14 @@ struct head {
     struct cache_check *cache_check;    /* the one that runs; NULL: none */
     struct cache_db *cache_db;
     struct control *control;
-    struct load *loads;          /* list */
+    struct load *loads; /* list */
     struct metrics *metrics;
     struct remember *remembered; /* list */
     struct revoked *revoked;     /* what the ducks are told of dead keys */
     struct session *sessions;    /* list */
     struct waiters *waiters;     /* who waits for jobs and drops */
-    struct loop_timer *alarm; /* for deadlines */
-    uint64_t alarm_ns;        /* when it rings; 0: it does not */
+    struct loop_timer *alarm;    /* for deadlines */
+    uint64_t alarm_ns;           /* when it rings; 0: it does not */
     uint64_t started_ns;
     uint64_t watchdog_ns, watchdog_fed_ns; /* interval to feed systemd's watchdog at, 0: none; last time */
     bool stopping;

@@ -192,47 +192,68 @@ static int spawn(const char *program, char *const argv[], const int fds[FDS], pi
     return -r;
 }
 
-int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared,
-                const struct local_channel *channel, pid_t *ret_pid, int *ret_pidfd, int *ret_link, struct err *err)
+/* The command line and descriptors of a child. */
+struct command {
+    const char *argv[2 * FDS + 9];
+    char numbers[FDS][16];
+    int fds[FDS]; /* owned; -1: none */
+};
+
+static void command_release(struct command *command)
+{
+    for (int i = 0; i < FDS; i++)
+        closep(&command->fds[i]);
+}
+
+/* Only a setup that lacks a channel lacks descriptors. */
+static int command_make(const struct local_setup *setup, int link, struct command *command)
+{
+    static const char *const options[FDS] = {"--link-fd", "--weights-fd", "--stage-fd", "--channel-fd", "--bell-fd"};
+    const int given[FDS] = {link, setup->weights_fd, setup->stage_fd, setup->channel_fd, setup->channel_fd < 0 ? -1 : setup->bell_fd};
+    size_t count = 0;
+    *command = (struct command){.fds = {-1, -1, -1, -1, -1}};
+    const char *const first[] = {"fp9-duck", "--name", setup->name, "--cores", setup->cores};
+    for (size_t i = 0; i < ARRAY_LENGTH(first); i++)
+        command->argv[count++] = first[i];
+    for (int i = 0; i < FDS; i++) {
+        if (given[i] < 0)
+            continue;
+        /* dup2 onto the same number would leave close-on-exec set: take numbers above the targets. */
+        command->fds[i] = fcntl(given[i], F_DUPFD_CLOEXEC, 16);
+        if (command->fds[i] < 0)
+            return -errno;
+        snprintf(command->numbers[i], sizeof command->numbers[i], "%d", FIRST_FD + i);
+        command->argv[count++] = options[i];
+        command->argv[count++] = command->numbers[i];
+    }
+    if (setup->prealloc)
+        command->argv[count++] = "--prealloc";
+    if (setup->shared) {
+        command->argv[count++] = "--members";
+        command->argv[count++] = "1";
+    }
+    return 0;
+}
+
+int local_start(const struct local_setup *setup, pid_t *ret_pid, int *ret_pidfd, int *ret_link, struct err *err)
 {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-        return err_errno(err, "duck %s: socketpair", name);
+        return err_errno(err, "duck %s: socketpair", setup->name);
     _cleanup_(closep) int ours = pair[0];
     _cleanup_(closep) int theirs = pair[1];
     if (fcntl(ours, F_SETFL, O_NONBLOCK) < 0)
-        return err_errno(err, "duck %s: link", name);
-    /* dup2 onto the same number would leave close-on-exec set: take numbers above the targets. */
-    _cleanup_(closep) int link = fcntl(theirs, F_DUPFD_CLOEXEC, 16);
-    _cleanup_(closep) int weights = fcntl(weights_fd, F_DUPFD_CLOEXEC, 16);
-    _cleanup_(closep) int stage = fcntl(stage_fd, F_DUPFD_CLOEXEC, 16);
-    _cleanup_(closep) int memory = channel->fd < 0 ? -1 : fcntl(channel->fd, F_DUPFD_CLOEXEC, 16);
-    _cleanup_(closep) int bell = channel->fd < 0 ? -1 : fcntl(channel->bell_fd, F_DUPFD_CLOEXEC, 16);
-    if (link < 0 || weights < 0 || stage < 0 || (channel->fd >= 0 && (memory < 0 || bell < 0)))
-        return err_errno(err, "duck %s: descriptors", name);
-    const int fds[FDS] = {[LINK_FD] = link, [WEIGHTS_FD] = weights, [STAGE_FD] = stage, [CHANNEL_FD] = memory, [BELL_FD] = bell};
-    static const char *const options[FDS] = {"--link-fd", "--weights-fd", "--stage-fd", "--channel-fd", "--bell-fd"};
-    char numbers[FDS][16];
-    const char *argv[2 * FDS + 8] = {"fp9-duck", "--name", name, "--cores", cores};
-    size_t count = 5;
-    for (int i = 0; i < FDS; i++) {
-        if (fds[i] < 0)
-            continue;
-        snprintf(numbers[i], sizeof numbers[i], "%d", FIRST_FD + i);
-        argv[count++] = options[i];
-        argv[count++] = numbers[i];
-    }
-    if (shared) {
-        argv[count++] = "--members";
-        argv[count++] = "1";
-    }
+        return err_errno(err, "duck %s: link", setup->name);
+    _cleanup_(command_release) struct command command;
+    if (command_make(setup, theirs, &command) < 0)
+        return err_errno(err, "duck %s: descriptors", setup->name);
     pid_t pid;
-    int r = spawn(program, (char *const *)argv, fds, &pid);
+    int r = spawn(setup->program, (char *const *)command.argv, command.fds, &pid);
     if (r < 0)
-        return err_set(err, r, ERR_INTERNAL, "duck %s: %s cannot be started: %s", name, program, strerror(-r));
+        return err_set(err, r, ERR_INTERNAL, "duck %s: %s cannot be started: %s", setup->name, setup->program, strerror(-r));
     int pidfd = pidfd_open(pid, 0);
     if (pidfd < 0) {
-        err_errno(err, "duck %s: pidfd_open", name);
+        err_errno(err, "duck %s: pidfd_open", setup->name);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
         return err ? err->code : -EIO;

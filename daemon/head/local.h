@@ -29,16 +29,19 @@ void local_spare_cpus(const char *list, uint32_t ducks, cpu_set_t *ret_spare);
 /* Keeps the calling thread to `cpus`, but not the children that it starts. */
 int local_bind(const cpu_set_t *cpus, struct err *err);
 
-/* Shared memory for steps (proto/wire/channel.h) that a child is given beside its link. */
-struct local_channel {
-    int fd;      /* -1: none */
-    int bell_fd; /* what the child rings */
+/* What a local duck is started with. Descriptors are borrowed. */
+struct local_setup {
+    const char *program, *name;
+    const char *cores; /* a list of CPUs */
+    bool shared;       /* with other ducks: it has one kernel thread */
+    bool prealloc;     /* it takes its buffer's memory at once */
+    int weights_fd, stage_fd;
+    int channel_fd; /* shared memory for steps (proto/wire/channel.h); -1: none */
+    int bell_fd;    /* what the child rings then */
 };
 
-/* Starts the child, with one kernel thread when its CPUs are `shared` with other ducks: *ret_link is our end of its link (nonblocking),
- * *ret_pidfd becomes readable when it ends. */
-int local_start(const char *program, const char *name, int weights_fd, int stage_fd, const char *cores, bool shared,
-                const struct local_channel *channel, pid_t *ret_pid, int *ret_pidfd, int *ret_link, struct err *err);
+/* Starts the child: *ret_link is our end of its link (nonblocking), *ret_pidfd becomes readable when it ends. */
+int local_start(const struct local_setup *setup, pid_t *ret_pid, int *ret_pidfd, int *ret_link, struct err *err);
 
 /* Reaps an ended child and says how it ended ("was killed by signal 9 (Killed)"). 0 when it has not ended yet, 1 when it has. */
 int local_reap(int pidfd, char *ret_how, size_t size);

@@ -36,10 +36,7 @@ struct peer {
     char name[WIRE_NAME_MAX];
     struct peer_callbacks callbacks;
     /* how to start it */
-    char *program, *cores; /* owned */
-    bool shared_cores;     /* with other local ducks */
-    int weights_fd;        /* kept across restarts */
-    int stage_fd;          /* borrowed */
+    struct local_setup local; /* its strings and weights_fd are owned; the weights are kept across restarts */
     /* or how to reach it */
     char *address;         /* owned; NULL: it is local */
     struct worker *names;  /* borrowed */
@@ -76,21 +73,20 @@ int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct pe
     struct peer *peer = calloc(1, sizeof *peer);
     if (!peer)
         return err_no_memory(err, "duck", sizeof *peer);
-    *peer = (struct peer){.loop = loop, .duck = duck, .callbacks = *callbacks, .weights_fd = -1, .stage_fd = -1, .pidfd = -1};
+    *peer = (struct peer){.loop = loop, .duck = duck, .callbacks = *callbacks, .local = {.weights_fd = -1}, .pidfd = -1};
     snprintf(peer->name, sizeof peer->name, "%s", name);
     *ret_peer = peer;
     return 0;
 }
 
-void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd, int stage_fd)
+void peer_set_local(struct peer *peer, const struct local_setup *setup)
 {
-    peer->program = strdup(program);
-    peer->cores = strdup(cores);
-    peer->shared_cores = shared;
-    if (!peer->program || !peer->cores)
+    peer->local = *setup;
+    peer->local.name = peer->name;
+    peer->local.program = strdup(setup->program);
+    peer->local.cores = strdup(setup->cores);
+    if (!peer->local.program || !peer->local.cores)
         abort();
-    peer->weights_fd = weights_fd;
-    peer->stage_fd = stage_fd;
 }
 
 void peer_set_channel(struct peer *peer, bool use, uint32_t spin_us)
@@ -195,11 +191,11 @@ void peer_free(struct peer *peer)
     if (!peer)
         return;
     peer_stop(peer);
-    closep(&peer->weights_fd);
+    closep(&peer->local.weights_fd);
     free(peer->step.items);
     free(peer->bulk.items);
-    free(peer->program);
-    free(peer->cores);
+    free((char *)peer->local.program);
+    free((char *)peer->local.cores);
     free(peer->address);
     free(peer);
 }
@@ -562,10 +558,11 @@ static int start_child(struct peer *peer, struct err *err)
     _cleanup_(closep) int memory = -1;
     if (peer->use_channel)
         r = step_channel_open(&peer->channel, peer->spin_us, &memory, err);
-    const struct local_channel channel = {.fd = memory, .bell_fd = loop_bell_fd(peer->loop)};
+    struct local_setup setup = peer->local;
+    setup.channel_fd = memory;
+    setup.bell_fd = loop_bell_fd(peer->loop);
     if (r == 0)
-        r = local_start(peer->program, peer->name, peer->weights_fd, peer->stage_fd, peer->cores, peer->shared_cores, &channel,
-                        &peer->pid, &peer->pidfd, &link, err);
+        r = local_start(&setup, &peer->pid, &peer->pidfd, &link, err);
     if (r == 0)
         r = open_link(peer, link, err);
     return r < 0 ? r : loop_io_add(peer->loop, peer->pidfd, child_ended, peer, &peer->pid_io, err);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/head/local.h"
 #include "daemon/head/loop.h"
 #include "daemon/head/outgoing.h"
 #include "daemon/head/worker.h"
@@ -37,8 +38,8 @@ int peer_new(struct loop *loop, uint32_t duck, const char *name, const struct pe
 void peer_free(struct peer *peer);
 CLEANUP_DEFINE(struct peer *, peer_free);
 
-/* What a local duck is started with (local.h); weights_fd is taken, stage_fd borrowed. */
-void peer_set_local(struct peer *peer, const char *program, const char *cores, bool shared, int weights_fd, int stage_fd);
+/* What a local duck is started with; copied. weights_fd is taken, stage_fd borrowed; name, channel and bell are the peer's own. */
+void peer_set_local(struct peer *peer, const struct local_setup *setup);
 /* A local duck gets a channel from its next start on. spin_us: how long its kernel thread and this one may spin for each other. */
 void peer_set_channel(struct peer *peer, bool use, uint32_t spin_us);
 /* What a remote duck is reached by: "HOST:PORT", looked up on `names` (borrowed). */

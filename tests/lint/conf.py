@@ -12,13 +12,13 @@ KEYS = {
     "conf/fp9d.conf": ("fp9d", "daemon/head", {
         "daemon": {"socket": "/run/fp9d/control.sock", "state_dir": "/var/lib/fp9d", "log_level": "info", "admin_group": "",
                    "metrics_listen": ""},
-        "fleet": {"local_ducks": "0", "local_memory": "", "local_cores": "",
+        "fleet": {"local_ducks": "0", "local_memory": "", "local_prealloc": "no", "local_cores": "",
                   "local_link": "auto", "spin_us": "auto", "persistent_judge": "yes", "partials": "bf16",
                   "heartbeat_s": "2", "grace_s": "10", "deadline_s": "0"},
         'duck "NAME"': {"address": "HOST:PORT", "key_file": "", "plaintext": "no", "spare": "no"},
     }),
     "conf/fp9-duck.conf": ("fp9-duck", "daemon/duck", {
-        "duck": {"listen": "127.0.0.1:7909", "key_file": "", "plaintext": "no", "memory": "", "cores": "", "huge_pages": "auto",
+        "duck": {"listen": "127.0.0.1:7909", "key_file": "", "plaintext": "no", "memory": "", "prealloc": "no", "cores": "", "huge_pages": "auto",
                  "spin_us": "auto", "name": ""},
     }),
 }

@@ -20,6 +20,7 @@
 
 const char *process_duck;
 const char *process_members;
+int process_stage = -1;
 
 void process_start(struct process *p, int weights_fd, const char *isa)
 {
@@ -29,7 +30,7 @@ void process_start(struct process *p, int weights_fd, const char *isa)
     p->pid = fork();
     assert_true(p->pid >= 0);
     if (p->pid == 0) {
-        char link[16], weights[16];
+        char link[16], weights[16], stage[16];
         int link_fd = dup(ends[1]), copy = dup(weights_fd);
         snprintf(link, sizeof link, "%d", link_fd);
         snprintf(weights, sizeof weights, "%d", copy);
@@ -37,8 +38,18 @@ void process_start(struct process *p, int weights_fd, const char *isa)
             setenv("FP9_CPU", isa, 1);
         if (chdir("/") < 0)
             _exit(99);
-        execl(process_duck, process_duck, "--link-fd", link, "--weights-fd", weights, "--name", "test",
-              process_members ? "--members" : NULL, process_members, (char *)NULL);
+        const char *argv[16] = {process_duck, "--link-fd", link, "--weights-fd", weights, "--name", "test"};
+        size_t count = 7;
+        if (process_members) {
+            argv[count++] = "--members";
+            argv[count++] = process_members;
+        }
+        if (process_stage >= 0) {
+            snprintf(stage, sizeof stage, "%d", dup(process_stage));
+            argv[count++] = "--stage-fd";
+            argv[count++] = stage;
+        }
+        execv(process_duck, (char *const *)argv);
         _exit(98);
     }
     close(ends[1]);

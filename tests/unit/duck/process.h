@@ -16,6 +16,7 @@ struct process {
 };
 
 extern const char *process_duck;    /* path of fp9-duck */
+extern int process_stage;           /* a memfd for its --stage-fd, -1 to leave it out */
 extern const char *process_members; /* value of its --members, NULL to leave it out */
 
 /* isa: FP9_CPU for it, NULL to leave it out. */

@@ -283,6 +283,30 @@ static void test_order_of_things(void **state)
     assert_int_equal(wbuf_used(f->wbuf), 0);
 }
 
+/* Pages that stay with the buffer hold what was there: padding is zero all the same. */
+static void test_kept_pages(void **state)
+{
+    struct fixture *f = *state;
+    const struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 4);
+    struct err err = {0};
+    struct msg_slot slot;
+    uint64_t sums[3];
+    for (int round = 0; round < 3; round++) {
+        if (round == 1)
+            wbuf_keep_pages(f->wbuf);
+        begin(f, (uint64_t)round, &words);
+        uint32_t at = wbuf_find_any(f->wbuf, words.model_key, 4);
+        const struct wbuf_pages pages = wbuf_pages(f->wbuf, at);
+        assert_int_equal(pages.zero, round == 0);
+        model_pieces(&words, SEED, take, f);
+        assert_int_equal(end_now(f, (uint64_t)round, &slot, &err), 1);
+        sums[round] = slot.checksum;
+        memset(wbuf_data(f->wbuf, at), 0xff, pages.bytes);
+        wbuf_drop(f->wbuf, at);
+    }
+    assert_true(sums[0] == sums[1] && sums[0] == sums[2]);
+}
+
 /* Slots go while work on them is out: their memory is free when the work is back, and what came of it touches nobody else. */
 static void test_dropped_at_work(void **state)
 {
@@ -334,6 +358,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_double, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_data, setup, teardown),
         cmocka_unit_test_setup_teardown(test_order_of_things, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_kept_pages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dropped_at_work, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -91,8 +91,6 @@ static void buffer_has_its_size(void **state)
     assert_non_null(strstr(err.message, "kitchen"));
 }
 
-static const struct local_channel no_channel = {.fd = -1, .bell_fd = -1};
-
 static void end_of_child_is_told(void **state)
 {
     (void)state;
@@ -102,7 +100,9 @@ static void end_of_child_is_told(void **state)
     _cleanup_(closep) int link = -1;
     pid_t pid;
     assert_int_equal(local_make_buffer("kitchen", 1 << 20, &weights, &err), 0);
-    assert_int_equal(local_start("/bin/false", "kitchen", weights, weights, "0", false, &no_channel, &pid, &pidfd, &link, &err), 0);
+    struct local_setup setup = {
+        .program = "/bin/false", .name = "kitchen", .cores = "0", .weights_fd = weights, .stage_fd = weights, .channel_fd = -1};
+    assert_int_equal(local_start(&setup, &pid, &pidfd, &link, &err), 0);
     char how[128];
     int r = 0;
     for (int i = 0; i < 2000 && r == 0; i++) {
@@ -113,7 +113,8 @@ static void end_of_child_is_told(void **state)
     assert_string_equal(how, "exited with status 1");
 
     int other_pidfd = -1, other_link = -1;
-    r = local_start("/no/such/program", "kitchen", weights, weights, "0", false, &no_channel, &pid, &other_pidfd, &other_link, &err);
+    setup.program = "/no/such/program";
+    r = local_start(&setup, &pid, &other_pidfd, &other_link, &err);
     assert_true(r < 0);
     assert_non_null(strstr(err.message, "/no/such/program"));
     assert_non_null(strstr(err.message, "kitchen"));

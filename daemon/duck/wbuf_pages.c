@@ -1,0 +1,54 @@
+/* Memory of the weight buffer is taken from the system: too little of it is an error here and no SIGBUS later. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "daemon/duck/wbuf_format.h"
+
+/* A thread of low priority that is long in the kernel is not preempted there before the next tick. */
+#define WBUF_PAGES_AT_ONCE (UINT64_C(256) * 1024)
+
+int wbuf_take_file(int fd, uint64_t offset, uint64_t bytes, struct err *err)
+{
+    int r;
+    do
+        r = fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
+    while (r < 0 && errno == EINTR);
+    if (r < 0) {
+        err_errno(err, "weight buffer: the system has no %" PRIu64 " bytes", bytes);
+        err_value_int(err, "needs", (long long)bytes);
+        return err ? err->code : -errno;
+    }
+    return 0;
+}
+
+/* Taken, cleared and mapped at once. Before Linux 5.14 that cannot be asked for: then they are taken, and mapped as they are written to. */
+static int populate(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
+{
+    int r;
+    do
+        r = madvise(pages->map + begin, bytes, MADV_POPULATE_WRITE);
+    while (r < 0 && errno == EINTR);
+    if (r == 0)
+        return 0;
+    if (errno == EINVAL)
+        return wbuf_take_file(pages->fd, pages->offset + begin, bytes, err);
+    int code = errno == EFAULT ? ENOMEM : errno; /* a page that is not to be had would be a SIGBUS */
+    err_set(err, -code, ERR_NO_MEMORY, "weight buffer: the system has no %" PRIu64 " bytes: %s", bytes, strerror(code));
+    err_value_int(err, "needs", (long long)bytes);
+    return -code;
+}
+
+int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
+{
+    uint64_t at = begin / WBUF_SLOT_ALIGN * WBUF_SLOT_ALIGN, end = begin + bytes;
+    int r = 0;
+    for (uint64_t next; r == 0 && at < end; at = next) {
+        next = at + WBUF_PAGES_AT_ONCE < end ? at + WBUF_PAGES_AT_ONCE : end;
+        r = populate(pages, at, next - at, err);
+    }
+    return r;
+}
+
