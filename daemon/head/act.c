@@ -12,6 +12,7 @@
 #include "daemon/head/revoked.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
+#include "daemon/head/step.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 
@@ -106,10 +107,10 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_STEP_CHUNK: session_send_chunk(head, action->id, action->lane); break;
     case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id, action->lane); break;
     case CORE_ACT_STEP_DONE:
-        rpc_step_done(head, action->id, action->lane);
+        step_done(head, action->id, action->lane);
         metrics_step_done(head, action->id, action->lane); /* after the answer: the client need not wait for it */
         break;
-    case CORE_ACT_STEP_FAILED: rpc_step_failed(head, action->id, action->lane); break;
+    case CORE_ACT_STEP_FAILED: step_failed(head, action->id, action->lane); break;
     }
 }
 

@@ -12,7 +12,7 @@
 #include "proto/control/rpc.h"
 
 #define CLIENT_OUT_MAX (16u * 1024 * 1024) /* bytes waiting to be read by the client */
-#define CLIENT_OUT_PAUSE (1024u * 1024)      /* a client with more waiting is not asked what else it wants */
+#define CLIENT_OUT_PAUSE (1024u * 1024)    /* a client with more waiting is not asked what else it wants */
 #define CLIENT_READ_BYTES 16384            /* a turn's work, then other clients have theirs */
 #define CLIENT_LINE_PATIENCE (20 * CLOCK_NS_PER_S)
 #define CLIENT_GROUPS_MAX 1024
@@ -22,7 +22,8 @@ struct out {
     struct out *next;
     char *line;
     size_t length, sent;
-    int fd;
+    int fds[CLIENT_SEND_FDS_MAX];
+    size_t fd_count;
 };
 
 /* A descriptor that arrived. The read that brings it ends with the bytes it was sent with: the kernel lets none of later ones in. */
@@ -93,9 +94,15 @@ int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, 
     return 0;
 }
 
+static void close_fds(struct out *out)
+{
+    while (out->fd_count)
+        closep(&out->fds[--out->fd_count]);
+}
+
 static void out_free(struct out *out)
 {
-    closep(&out->fd);
+    close_fds(out);
     free(out->line);
     free(out);
 }
@@ -141,18 +148,18 @@ static ssize_t send_out(int fd, const struct out *out)
 {
     struct iovec part = {.iov_base = out->line + out->sent, .iov_len = out->length - out->sent};
     union {
-        char bytes[CMSG_SPACE(sizeof(int))];
+        char bytes[CMSG_SPACE(CLIENT_SEND_FDS_MAX * sizeof(int))];
         struct cmsghdr align;
     } control = {0};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (out->fd >= 0) {
+    if (out->fd_count) {
         message.msg_control = control.bytes;
-        message.msg_controllen = sizeof control.bytes;
+        message.msg_controllen = CMSG_SPACE(out->fd_count * sizeof(int));
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(header), &out->fd, sizeof(int));
+        header->cmsg_len = CMSG_LEN(out->fd_count * sizeof(int));
+        memcpy(CMSG_DATA(header), out->fds, out->fd_count * sizeof(int));
     }
     return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -171,7 +178,7 @@ static void flush(struct client *client)
             client->broken = true;
         }
         if (n > 0) {
-            closep(&out->fd);
+            close_fds(out);
             out->sent += (size_t)n;
         }
         if (!client->broken && out->sent < out->length)
@@ -185,13 +192,19 @@ static void flush(struct client *client)
     loop_io_want(client->io, client->broken || client->out_bytes <= CLIENT_OUT_PAUSE, client->first != NULL);
 }
 
-void client_send(struct client *client, char *line, size_t length, int fd)
+void client_send(struct client *client, char *line, size_t length, const int *fds, size_t fd_count)
 {
     struct out *out = calloc(1, sizeof *out);
     if (!out)
         abort();
-    *out = (struct out){.line = line, .length = length, .fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1};
-    if ((fd >= 0 && out->fd < 0) || client->broken || length > CLIENT_OUT_MAX - client->out_bytes) {
+    *out = (struct out){.line = line, .length = length};
+    bool good = fd_count <= CLIENT_SEND_FDS_MAX;
+    for (size_t i = 0; good && i < fd_count; i++) {
+        out->fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+        good = out->fds[i] >= 0;
+        out->fd_count += good;
+    }
+    if (!good || client->broken || length > CLIENT_OUT_MAX - client->out_bytes) {
         /* Half an answer would be worse than none: the connection ends. */
         out_free(out);
         client->broken = true;
@@ -285,7 +298,7 @@ static void complain(struct client *client, const struct err *err)
     size_t length;
     char *line = rpc_reply_error(null, err, &length);
     if (line)
-        client_send(client, line, length, -1);
+        client_send(client, line, length, NULL, 0);
 }
 
 static void client_event(void *user, bool readable, bool writable)

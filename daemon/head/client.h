@@ -33,9 +33,10 @@ pid_t client_pid(const struct client *client);
  * it. Those nobody takes are closed after the line. Only an administrator's are kept that long. */
 int client_take_fd(struct client *client);
 
-/* Takes `line` (malloced). fd >= 0 is duplicated and goes with the line's first byte. A client that does not read what it asked for is
- * asked for no more requests, and cut off when too much has gathered. */
-void client_send(struct client *client, char *line, size_t length, int fd);
+#define CLIENT_SEND_FDS_MAX 2
+/* Takes `line` (malloced). The descriptors are duplicated and go with the line's first byte. A client that does not read what it asked for
+ * is asked for no more requests, and cut off when too much has gathered. */
+void client_send(struct client *client, char *line, size_t length, const int *fds, size_t fd_count);
 size_t client_waiting_bytes(const struct client *client); /* sent here and not yet taken by the socket */
 
 /* Requests that were handed over and not answered. */

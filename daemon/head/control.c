@@ -294,16 +294,16 @@ static void answered(struct control *control, uint64_t id)
         client_answered(client);
 }
 
-static void send_line(struct control *control, uint64_t id, char *line, size_t length, int fd)
+static void send_line(struct control *control, uint64_t id, char *line, size_t length, const int *fds, size_t fd_count)
 {
     struct client *client = find(control, id);
     if (client && line)
-        client_send(client, line, length, fd);
+        client_send(client, line, length, fds, fd_count);
     else
         free(line);
 }
 
-void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd)
+void control_reply_fds(struct control *control, uint64_t client, const json_t *id, json_t *result, const int *fds, size_t fd_count)
 {
     answered(control, client);
     size_t length;
@@ -313,9 +313,14 @@ void control_reply(struct control *control, uint64_t client, const json_t *id, j
         struct err err = {0};
         err_set(&err, -EIO, ERR_INTERNAL, "the answer cannot be put into JSON");
         line = rpc_reply_error(id, &err, &length);
-        fd = -1;
+        fd_count = 0;
     }
-    send_line(control, client, line, length, fd);
+    send_line(control, client, line, length, fds, fd_count);
+}
+
+void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd)
+{
+    control_reply_fds(control, client, id, result, &fd, fd >= 0);
 }
 
 void control_reply_error(struct control *control, uint64_t client, const json_t *id, const struct err *err)
@@ -324,7 +329,7 @@ void control_reply_error(struct control *control, uint64_t client, const json_t 
     answered(control, client);
     size_t length;
     char *line = rpc_reply_error(id, err, &length);
-    send_line(control, client, line, length, -1);
+    send_line(control, client, line, length, NULL, 0);
 }
 
 void control_notify(struct control *control, uint64_t client, const char *method, json_t *params)
@@ -332,5 +337,5 @@ void control_notify(struct control *control, uint64_t client, const char *method
     size_t length;
     char *line = rpc_notification(method, params, &length);
     json_decref(params);
-    send_line(control, client, line, length, -1);
+    send_line(control, client, line, length, NULL, 0);
 }

@@ -36,6 +36,8 @@ size_t control_waiting_bytes(const struct control *control, uint64_t client);
 
 /* Answers a request. `result` is taken; fd >= 0 goes with the first byte and stays the caller's. A client that is gone is no error. */
 void control_reply(struct control *control, uint64_t client, const json_t *id, json_t *result, int fd);
+/* With several descriptors, in this order; CLIENT_SEND_FDS_MAX at most. */
+void control_reply_fds(struct control *control, uint64_t client, const json_t *id, json_t *result, const int *fds, size_t fd_count);
 void control_reply_error(struct control *control, uint64_t client, const json_t *id, const struct err *err);
 /* `params` is taken. */
 void control_notify(struct control *control, uint64_t client, const char *method, json_t *params);

@@ -471,6 +471,8 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
 void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_t session);
 void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, const struct err *err);
 void core_session_close(struct core *core, uint64_t session);
+/* Its steps fail with err, and whatever its client asks of it from now on; it stays until the client closes it. */
+void core_session_end(struct core *core, uint64_t session, const struct err *err);
 struct core_session *core_session_find(struct core *core, uint64_t id);
 /* The lane that the next step takes; CORE_NONE: as many are in flight as may be. */
 uint32_t core_session_lane(const struct core_session *session);

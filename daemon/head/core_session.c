@@ -243,6 +243,13 @@ void core_session_end(struct core *core, uint64_t now, struct core_session *sess
     err_copy(&session->err, err);
 }
 
+void core_session_end(struct core *core, uint64_t id, const struct err *err)
+{
+    struct core_session *session = core_session_find(core, id);
+    if (session)
+        session_end(core, session, err);
+}
+
 void core_session_key_gone(struct core *core, uint32_t index, const struct err *err)
 {
     for (uint32_t i = 0; i < CORE_SESSIONS_MAX; i++) {

@@ -24,6 +24,7 @@
 #include "daemon/head/metrics.h"
 #include "daemon/head/remember.h"
 #include "daemon/head/revoked.h"
+#include "daemon/head/ring.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "daemon/head/stage.h"
@@ -435,6 +436,8 @@ static int build(struct head *head, struct err *err)
         r = loop_every(head->loop, HEAD_TICK, tick, head, err);
     if (r == 0)
         r = deadline_begin(head, err);
+    if (r == 0)
+        r = ring_begin(head, err);
     if (r == 0)
         r = loop_on_signal(head->loop, SIGTERM, on_stop_signal, head, err);
     if (r == 0)

@@ -18,6 +18,7 @@ struct load;
 struct metrics;
 struct remember;
 struct revoked;
+struct ring_host;
 struct session;
 struct waiters;
 
@@ -40,6 +41,7 @@ struct head {
     struct remember *remembered; /* list */
     struct revoked *revoked;     /* what the ducks are told of dead keys */
     struct session *sessions;    /* list */
+    struct ring_host *rings;     /* list */
     struct waiters *waiters;     /* who waits for jobs and drops */
     struct loop_timer *alarm;    /* for deadlines */
     uint64_t alarm_ns;           /* when it rings; 0: it does not */

@@ -9,8 +9,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/spin.h"
 
-#define LOOP_EVENTS_MAX 16 /* timers and signals */
-#define FOUND_IN_A_ROW 16  /* then descriptors have their turn */
+#define LOOP_EVENTS_MAX 16                 /* timers and signals */
+#define FOUND_IN_A_ROW 16                  /* then descriptors have their turn */
 #define SPIN_TURN_NS (8 * CLOCK_NS_PER_US) /* likewise while the loop spins */
 
 struct post {
@@ -133,19 +133,36 @@ static void io_event(evutil_socket_t fd, short what, void *user)
     io->fn(io->user, what & EV_READ, what & EV_WRITE);
 }
 
-int loop_io_add(struct loop *loop, int fd, loop_io_fn fn, void *user, struct loop_io **ret_io, struct err *err)
+static int io_add(struct loop *loop, int fd, short what, loop_io_fn fn, void *user, struct loop_io **ret_io, struct err *err)
 {
     struct loop_io *io = calloc(1, sizeof *io);
     if (!io)
         return err_no_memory(err, "event", sizeof *io);
     *io = (struct loop_io){.loop = loop, .fd = fd, .fn = fn, .user = user, .watched = EV_READ};
-    io->event = event_new(loop->base, fd, EV_READ | EV_PERSIST, io_event, io);
+    io->event = event_new(loop->base, fd, (short)(what | EV_PERSIST), io_event, io);
     if (!io->event || event_add(io->event, NULL) < 0) {
         loop_io_free(io);
         return err_set(err, -ENOMEM, ERR_NO_MEMORY, "descriptor %d cannot be watched", fd);
     }
     *ret_io = io;
     return 0;
+}
+
+int loop_io_add(struct loop *loop, int fd, loop_io_fn fn, void *user, struct loop_io **ret_io, struct err *err)
+{
+    return io_add(loop, fd, EV_READ, fn, user, ret_io, err);
+}
+
+static void io_rang(void *user, bool readable, bool writable)
+{
+    (void)user;
+    (void)readable;
+    (void)writable;
+}
+
+int loop_bell_add(struct loop *loop, int fd, struct loop_io **ret_io, struct err *err)
+{
+    return io_add(loop, fd, EV_READ | EV_ET, io_rang, NULL, ret_io, err);
 }
 
 void loop_io_want(struct loop_io *io, bool read, bool write)

@@ -22,6 +22,8 @@ typedef void (*loop_fn)(void *user);
 
 /* Watches fd (borrowed, nonblocking) for reading; loop_io_want changes what is watched. The callback may free its own io. */
 int loop_io_add(struct loop *loop, int fd, loop_io_fn fn, void *user, struct loop_io **ret_io, struct err *err);
+/* Watches an eventfd (borrowed) whose every writing is to make a sleeping loop poll. Nobody reads it: other processes may have it, too. */
+int loop_bell_add(struct loop *loop, int fd, struct loop_io **ret_io, struct err *err);
 void loop_io_want(struct loop_io *io, bool read, bool write);
 void loop_io_free(struct loop_io *io);
 CLEANUP_DEFINE(struct loop_io *, loop_io_free);

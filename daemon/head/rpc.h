@@ -44,9 +44,9 @@ int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err);
 /* The session that the params name. It belongs to the connection that opened it: others get NO_SUCH (NULL) and do not learn whether it
  * exists. */
 struct session *rpc_own_session(const struct call *call, struct err *err);
-/* CORE_ACT_STEP_DONE and CORE_ACT_STEP_FAILED: the answer to decode or prefill. */
-void rpc_step_done(struct head *head, uint64_t session, uint32_t lane);
-void rpc_step_failed(struct head *head, uint64_t session, uint32_t lane);
+/* The answer to a decode or prefill that was in flight in a lane. */
+void rpc_step_done(struct head *head, struct session *session, uint32_t lane, const struct core_step *step);
+void rpc_step_failed(struct head *head, struct session *session, uint32_t lane, const struct err *err);
 /* CORE_ACT_SESSION_READY and CORE_ACT_SESSION_FAILED: the answer to session.open. */
 void rpc_session_ready(struct head *head, uint64_t session);
 void rpc_session_failed(struct head *head, uint64_t session);

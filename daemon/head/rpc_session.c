@@ -3,10 +3,12 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "daemon/head/ring.h"
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "daemon/head/timing_json.h"
 #include "proto/base/clock.h"
+#include "proto/control/ring.h"
 
 _Static_assert(RPC_LANES_MAX == CORE_LANES_MAX, "the limit has two names");
 
@@ -52,7 +54,7 @@ int rpc_session_open(const struct call *call, json_t **ret_result, struct err *e
     int r = core_session_open(core, clock_now_ns(), &request, &id, err);
     if (r < 0)
         return r;
-    r = session_new(call->head, core_session_find(core, id), call->id, err);
+    r = session_new(call->head, core_session_find(core, id), call->id, rpc_param_bool(call->params, "ring", false), err);
     if (r == 0)
         r = begin_batch(call, session_find(call->head, id), err);
     if (r < 0) {
@@ -68,12 +70,19 @@ void rpc_session_ready(struct head *head, uint64_t id)
     if (!session || !session->open_id)
         return;
     json_t *open_id = STEAL(session->open_id);
-    json_t *result = json_pack("{s:I, s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes,
-                               "hidden_size", (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max, "lanes",
-                               (json_int_t)session->lane_count);
+    json_t *result =
+        json_pack("{s:I, s:I, s:I, s:I, s:I}", "session", (json_int_t)id, "arena_bytes", (json_int_t)session->arena_bytes, "hidden_size",
+                  (json_int_t)session->hidden, "top_k_max", (json_int_t)session->top_k_max, "lanes", (json_int_t)session->lane_count);
     if (session->job)
         json_object_set_new(result, "job", json_integer((json_int_t)session->job));
-    control_reply(head->control, session->client, open_id, result, session->arena_fd);
+    int fds[] = {session->arena_fd, -1};
+    if (session->ring) {
+        fds[1] = ring_doorbell(session->ring);
+        json_object_set_new(result, "ring",
+                            json_pack("{s:i, s:I, s:I, s:i}", "version", RING_VERSION, "offset", (json_int_t)session->arena_bytes, "bytes",
+                                      (json_int_t)ring_bytes(), "slots", RING_SLOTS));
+    }
+    control_reply_fds(head->control, session->client, open_id, result, fds, session->ring ? 2 : 1);
     json_decref(open_id);
 }
 
@@ -106,6 +115,7 @@ int rpc_session_close(const struct call *call, json_t **ret_result, struct err *
         return -ENOENT;
     struct err closed = {0};
     err_set(&closed, -ECANCELED, ERR_CANCELLED, "session %" PRIu64 " was closed while the step ran", session->id);
+    ring_free(call->head, STEAL(session->ring), &closed);
     for (uint32_t lane = 0; lane < session->lane_count; lane++)
         if (session->lanes[lane].step_id)
             control_reply_error(call->head->control, call->client, session->lanes[lane].step_id, &closed);

@@ -92,23 +92,11 @@ static int attach_y(const struct session *session, const struct session_lane *la
     return 0;
 }
 
-/* The lane is the next step's. NULL: nobody waits for an answer. */
-static json_t *end_step(struct session *session, uint32_t lane)
+void rpc_step_done(struct head *head, struct session *session, uint32_t index, const struct core_step *step)
 {
-    session->lanes[lane].busy = false;
-    return STEAL(session->lanes[lane].step_id);
-}
-
-void rpc_step_done(struct head *head, uint64_t id, uint32_t lane)
-{
-    struct session *session = session_find(head, id);
-    const struct core_session *core_session = core_session_find(head->core, id);
-    json_t *step_id = session && core_session ? end_step(session, lane) : NULL;
-    if (!step_id)
-        return;
-    const struct core_step *done = &core_session->steps[lane];
-    json_t *json = step_json(done);
-    if (session->lanes[lane].y_b64 && attach_y(session, &session->lanes[lane], done->tokens, json) < 0) {
+    struct session_lane *lane = &session->lanes[index];
+    json_t *step_id = STEAL(lane->step_id), *json = step_json(step);
+    if (lane->y_b64 && attach_y(session, lane, step->tokens, json) < 0) {
         struct err err = {0};
         err_no_memory(&err, "y", B64_BYTES_MAX);
         json_decref(json);
@@ -119,13 +107,9 @@ void rpc_step_done(struct head *head, uint64_t id, uint32_t lane)
     json_decref(step_id);
 }
 
-void rpc_step_failed(struct head *head, uint64_t id, uint32_t lane)
+void rpc_step_failed(struct head *head, struct session *session, uint32_t lane, const struct err *err)
 {
-    struct session *session = session_find(head, id);
-    const struct core_session *core_session = core_session_find(head->core, id);
-    json_t *step_id = session && core_session ? end_step(session, lane) : NULL;
-    if (!step_id)
-        return;
-    control_reply_error(head->control, session->client, step_id, &core_session->steps[lane].err);
+    json_t *step_id = STEAL(session->lanes[lane].step_id);
+    control_reply_error(head->control, session->client, step_id, err);
     json_decref(step_id);
 }

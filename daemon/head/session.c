@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "daemon/head/metrics.h"
+#include "daemon/head/ring.h"
 #include "kernels/kernels.h"
 #include "proto/base/clock.h"
 #include "proto/base/size.h"
@@ -31,10 +32,11 @@ static void lane_release(struct session_lane *lane)
     json_decref(lane->step_id);
 }
 
-static void session_free(struct session *session)
+static void session_free(struct head *head, struct session *session)
 {
+    ring_free(head, session->ring, NULL);
     if (session->arena)
-        munmap(session->arena, session->arena_bytes);
+        munmap(session->arena, session->mapped_bytes);
     closep(&session->arena_fd);
     for (uint32_t i = 0; i < session->lane_count; i++)
         lane_release(&session->lanes[i]);
@@ -44,18 +46,19 @@ static void session_free(struct session *session)
 
 /* One memfd of which fp9d holds a mapping; sealed, so that the client cannot take the pages away under it. Every factor of its size has a
  * limit, so nothing overflows. */
-static int make_arena(struct session *session, struct err *err)
+static int make_arena(struct session *session, bool ring, struct err *err)
 {
     uint64_t tokens = session->max_tokens, row = session->hidden;
     uint64_t step_bytes = size_round_up(tokens * row * sizeof(uint16_t), SESSION_ALIGN) +
                           2 * size_round_up(tokens * session->top_k_max * sizeof(int32_t), SESSION_ALIGN) +
                           size_round_up(tokens * row * sizeof(float), SESSION_ALIGN);
     session->arena_bytes = size_round_up(session->lane_count * step_bytes, 4096);
+    session->mapped_bytes = session->arena_bytes + (ring ? ring_bytes() : 0);
     session->arena_fd = memfd_create("fp9-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (session->arena_fd < 0 || ftruncate(session->arena_fd, (off_t)session->arena_bytes) < 0 ||
+    if (session->arena_fd < 0 || ftruncate(session->arena_fd, (off_t)session->mapped_bytes) < 0 ||
         fcntl(session->arena_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return err_errno(err, "arena of %llu bytes", (unsigned long long)session->arena_bytes);
-    void *arena = mmap(NULL, session->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, session->arena_fd, 0);
+    void *arena = mmap(NULL, session->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, session->arena_fd, 0);
     if (arena == MAP_FAILED)
         return err_errno(err, "arena of %llu bytes", (unsigned long long)session->arena_bytes);
     session->arena = arena;
@@ -75,7 +78,7 @@ static int make_buffers(const struct session *session, struct session_lane *lane
     return 0;
 }
 
-int session_new(struct head *head, const struct core_session *core_session, const json_t *open_id, struct err *err)
+int session_new(struct head *head, const struct core_session *core_session, const json_t *open_id, bool ring, struct err *err)
 {
     struct session *session = calloc(1, sizeof *session);
     if (!session)
@@ -94,11 +97,13 @@ int session_new(struct head *head, const struct core_session *core_session, cons
         .open_id = json_incref((json_t *)open_id),
         .arena_fd = -1,
     };
-    int r = make_arena(session, err);
+    int r = make_arena(session, ring, err);
     for (uint32_t i = 0; r == 0 && i < session->lane_count; i++)
         r = make_buffers(session, &session->lanes[i], err);
+    if (r == 0 && ring)
+        r = ring_new(head, session, &session->ring, err);
     if (r < 0) {
-        session_free(session);
+        session_free(head, session);
         return r;
     }
     session->next = head->sessions;
@@ -113,7 +118,7 @@ void session_forget(struct head *head, uint64_t id)
         if (session->id != id)
             continue;
         *at = session->next;
-        session_free(session);
+        session_free(head, session);
         return;
     }
 }
@@ -122,7 +127,7 @@ void session_free_all(struct head *head)
 {
     while (head->sessions) {
         struct session *next = head->sessions->next;
-        session_free(head->sessions);
+        session_free(head, head->sessions);
         head->sessions = next;
     }
 }

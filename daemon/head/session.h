@@ -33,8 +33,10 @@ struct session_lane {
     int32_t *ids;           /* [max_tokens * top_k_max], copied and validated */
     float *weights;         /* likewise */
     /* the step */
-    bool busy;                                     /* from its submission to its answer */
-    json_t *step_id;                               /* owned; of the request to answer */
+    bool busy;          /* from its submission to its answer */
+    json_t *step_id;    /* owned; of the request to answer; NULL: it came through the ring */
+    uint32_t ring_slot; /* then */
+    bool in_ring;
     struct session_range tensors[SESSION_TENSORS]; /* the client's, while it is busy */
     const uint8_t *x;                              /* in the arena or x_copy */
     uint8_t *y;                                    /* in the arena or y_copy */
@@ -43,24 +45,28 @@ struct session_lane {
     uint8_t *x_copy, *y_copy; /* owned, B64_BYTES_MAX each, made when first needed */
 };
 
+struct ring_host;
+
 struct session {
     struct session *next;
     uint64_t id, client;
     uint32_t hidden, tp, top_k_max, max_tokens, chunk_max;
-    size_t partial_size;   /* bytes of one element of a partial: 2 or 4 */
-    enum msg_dtype output; /* of y, unless the step says otherwise */
-    uint64_t job;          /* its steps are a batch; 0: they are not */
-    json_t *open_id;       /* owned; set while session.open waits */
-    int arena_fd;          /* memfd, sealed against shrinking and growing */
-    uint8_t *arena;        /* mapped; the client may write to it at any time */
-    uint64_t arena_bytes;
+    size_t partial_size;    /* bytes of one element of a partial: 2 or 4 */
+    enum msg_dtype output;  /* of y, unless the step says otherwise */
+    uint64_t job;           /* its steps are a batch; 0: they are not */
+    json_t *open_id;        /* owned; set while session.open waits */
+    int arena_fd;           /* memfd, sealed against shrinking and growing */
+    uint8_t *arena;         /* mapped, mapped_bytes; the client may write to it at any time */
+    uint64_t arena_bytes;   /* for tensors */
+    uint64_t mapped_bytes;  /* with the ring */
+    struct ring_host *ring; /* owned; NULL: none. Its memory is behind the arena */
     uint32_t lane_count;
     struct session_lane lanes[CORE_LANES_MAX];
 };
 
 struct session *session_find(const struct head *head, uint64_t id);
 /* Memory and arena for a session that the core has just opened. Added to the head's list. */
-int session_new(struct head *head, const struct core_session *core_session, const json_t *open_id, struct err *err);
+int session_new(struct head *head, const struct core_session *core_session, const json_t *open_id, bool ring, struct err *err);
 /* CORE_ACT_SESSION_GONE */
 void session_forget(struct head *head, uint64_t id);
 void session_free_all(struct head *head);

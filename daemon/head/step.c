@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "daemon/head/deadline.h"
+#include "daemon/head/ring.h"
+#include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
 #include "proto/base/size.h"
 
@@ -132,7 +134,7 @@ static int top_k_of(const struct session *session, const struct step_call *call,
 }
 
 /* ids and weights are copied whole before anything looks at them. */
-static int take_routing(const struct session *session, struct session_lane *lane, const struct step_call *call, uint32_t experts,
+static int take_routing(const struct session *session, struct session_lane *lane, const struct step_call *call,
                         struct session_range tensors[SESSION_TENSORS], uint32_t *ret_top_k, struct err *err)
 {
     bool given[] = {call->tensors[SESSION_IDS].given, call->tensors[SESSION_WEIGHTS].given};
@@ -155,7 +157,7 @@ static int take_routing(const struct session *session, struct session_lane *lane
         if (!call->tensors[which].b64)
             memcpy(to[i], session->arena + tensors[which].begin, bytes);
     }
-    return check_ids(lane->ids, call->tokens, *ret_top_k, experts, err);
+    return 0;
 }
 
 static int take_x(const struct session *session, struct session_lane *lane, const struct step_call *call,
@@ -198,7 +200,7 @@ int step_take(struct head *head, struct session *session, const struct step_call
     uint32_t index = core_session_lane(core_session), top_k = 0;
     struct session_lane *lane = &session->lanes[index];
     struct session_range tensors[SESSION_TENSORS] = {0};
-    r = take_routing(session, lane, call, core->models[core_session->model].arch->experts, tensors, &top_k, err);
+    r = take_routing(session, lane, call, tensors, &top_k, err);
     if (r == 0)
         r = take_x(session, lane, call, tensors, err);
     if (r == 0)
@@ -206,12 +208,47 @@ int step_take(struct head *head, struct session *session, const struct step_call
     if (r == 0)
         r = check_overlaps(core, session, index, tensors, err);
     if (r == 0)
+        r = check_ids(lane->ids, call->tokens, top_k, core->models[core_session->model].arch->experts, err);
+    if (r == 0)
         r = core_step_submit(core, clock_now_ns(), session->id, call->layer, call->tokens, top_k, call->prefill, err);
     if (r < 0)
         return r;
     memcpy(lane->tensors, tensors, sizeof tensors);
     lane->busy = true;
+    lane->in_ring = false;
     deadline_set(head, session->id, index, call->deadline_ms);
     *ret_lane = index;
     return 0;
+}
+
+/* The lane is the next step's. NULL: nobody waits for an answer. */
+static struct session *end_step(struct head *head, uint64_t id, uint32_t lane, const struct core_step **ret_step)
+{
+    struct session *session = session_find(head, id);
+    const struct core_session *core_session = core_session_find(head->core, id);
+    if (!session || !core_session || !session->lanes[lane].busy)
+        return NULL;
+    session->lanes[lane].busy = false;
+    *ret_step = &core_session->steps[lane];
+    return session;
+}
+
+void step_done(struct head *head, uint64_t id, uint32_t lane)
+{
+    const struct core_step *step;
+    struct session *session = end_step(head, id, lane, &step);
+    if (session && session->lanes[lane].in_ring)
+        ring_step_done(head, session, lane, step);
+    else if (session)
+        rpc_step_done(head, session, lane, step);
+}
+
+void step_failed(struct head *head, uint64_t id, uint32_t lane)
+{
+    const struct core_step *step;
+    struct session *session = end_step(head, id, lane, &step);
+    if (session && session->lanes[lane].in_ring)
+        ring_step_failed(head, session, lane, &step->err);
+    else if (session)
+        rpc_step_failed(head, session, lane, &step->err);
 }

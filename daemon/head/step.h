@@ -17,7 +17,7 @@ struct step_tensor {
 struct step_call {
     bool prefill;
     uint32_t layer, tokens;
-    uint32_t top_k; /* 0: by the length of topk_ids' text, or the session's top_k_max */
+    uint32_t top_k;       /* 0: by the length of topk_ids' text, or the session's top_k_max */
     uint32_t deadline_ms; /* 0: as long as it takes */
     bool y_dtype_given;
     enum msg_dtype y_dtype; /* else the session's */
@@ -27,5 +27,9 @@ struct step_call {
 /* On success the step is in flight in *ret_lane, whose `busy` is set: the caller notes there whom to answer. Everything that is checked is
  * checked on copies: a client may write to the arena at any time. */
 int step_take(struct head *head, struct session *session, const struct step_call *call, uint32_t *ret_lane, struct err *err);
+
+/* CORE_ACT_STEP_DONE and CORE_ACT_STEP_FAILED: the answer, the way the request came. */
+void step_done(struct head *head, uint64_t session, uint32_t lane);
+void step_failed(struct head *head, uint64_t session, uint32_t lane);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "proto/base/cleanup.h"
 #include "proto/client/core.h"
+#include "proto/client/ring.h"
 
 static json_t *params_of(const char *text, struct err *err)
 {
@@ -107,6 +108,7 @@ int fp9_answer(struct fp9_conn *conn, uint64_t id, char **ret_result, int *ret_f
 uint64_t fp9_next_answer(const struct fp9_conn *conn)
 {
     const struct core_call *first = NULL;
+    ring_collect((struct fp9_conn *)conn); /* what the memory shared with fp9d says already */
     for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++) {
         const struct core_call *call = &conn->calls[i];
         /* A broken connection answers all that is left, oldest first, after what was answered before. */

@@ -7,6 +7,7 @@
 
 #include "proto/base/cleanup.h"
 #include "proto/client/core.h"
+#include "proto/client/ring.h"
 #include "proto/client/session.h"
 
 #define READ_BYTES 65536
@@ -241,7 +242,7 @@ int conn_call_fd(struct fp9_conn *conn, const char *method, json_t *params, int 
     r = send_first(conn, fd, err);
     if (r) { /* nothing of it has left: the connection is as it was */
         buf_consume(&conn->out, conn->out.length);
-        *core_find(conn, id) = (struct core_call){.fd = -1};
+        *core_find(conn, id) = (struct core_call){.fd = -1, .doorbell = -1};
         return r;
     }
     conn_until(conn, id);
@@ -256,6 +257,8 @@ int fp9_process(struct fp9_conn *conn, int timeout_ms, struct fp9_error *error)
     if (conn->broken.code)
         return conn_error(error, &conn->broken);
     int r = send_some(conn, &reason);
+    if (!ring_arm(conn))
+        timeout_ms = 0; /* something has happened */
     struct pollfd wait = {.fd = conn->fd, .events = conn->out.length ? POLLIN | POLLOUT : POLLIN};
     if (r == 0 && poll(&wait, 1, timeout_ms) < 0 && errno != EINTR)
         r = err_errno(&reason, "poll");
@@ -263,6 +266,7 @@ int fp9_process(struct fp9_conn *conn, int timeout_ms, struct fp9_error *error)
         r = send_some(conn, &reason);
     if (r == 0 && wait.revents & (POLLIN | POLLHUP | POLLERR))
         r = receive(conn, MSG_DONTWAIT, &reason);
+    ring_collect(conn);
     if (r == 0)
         return 0;
     core_break(conn, &reason);

@@ -16,18 +16,18 @@ struct fp9_conn *core_new(void)
         return NULL;
     conn->fd = -1;
     for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++)
-        conn->calls[i].fd = -1;
+        conn->calls[i].fd = conn->calls[i].doorbell = -1;
     return conn;
 }
 
-static void call_clear(struct core_call *call)
+void core_clear(struct core_call *call)
 {
     json_decref(call->result);
     json_decref(call->error);
     free(call->opening);
-    if (call->fd >= 0)
-        close(call->fd);
-    *call = (struct core_call){.fd = -1};
+    closep(&call->fd);
+    closep(&call->doorbell);
+    *call = (struct core_call){.fd = -1, .doorbell = -1};
 }
 
 void core_free(struct fp9_conn *conn)
@@ -35,7 +35,7 @@ void core_free(struct fp9_conn *conn)
     if (!conn)
         return;
     for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++)
-        call_clear(&conn->calls[i]);
+        core_clear(&conn->calls[i]);
     for (size_t i = 0; i < conn->fd_count; i++)
         close(conn->fds[i]);
     buf_release(&conn->in);
@@ -88,6 +88,19 @@ int core_request(struct fp9_conn *conn, const char *method, json_t *params, uint
     return 0;
 }
 
+int core_call_new(struct fp9_conn *conn, uint64_t *ret_id, struct err *err)
+{
+    struct core_call *call = core_find(conn, 0);
+    if (conn->broken.code) {
+        err_copy(err, &conn->broken);
+        return conn->broken.code;
+    }
+    if (!call)
+        return err_set(err, -EBUSY, ERR_BUSY, "%d calls are waiting for their answers already", RPC_INFLIGHT_MAX);
+    call->id = *ret_id = ++conn->last_id;
+    return 0;
+}
+
 int core_break(struct fp9_conn *conn, struct err *reason)
 {
     reason->name = ERR_INTERNAL;
@@ -101,14 +114,15 @@ int core_break(struct fp9_conn *conn, struct err *reason)
 void core_forget(struct fp9_conn *conn, struct core_call *call)
 {
     if (call->done || conn->broken.code)
-        call_clear(call);
+        core_clear(call);
     else
         call->forgotten = true;
 }
 
 static int notify(struct fp9_conn *conn, const char *method, const json_t *params)
 {
-    if (!conn->on_notification)
+    /* Only to wake whoever polls the connection: ring_collect() finds what it tells of. */
+    if (!conn->on_notification || strcmp(method, "ring.completed") == 0)
         return 0;
     char *text = params ? json_dumps(params, JSON_COMPACT) : strdup("{}");
     if (!text)
@@ -116,6 +130,19 @@ static int notify(struct fp9_conn *conn, const char *method, const json_t *param
     conn->on_notification(conn->userdata, method, text);
     free(text);
     return 0;
+}
+
+void core_done(struct fp9_conn *conn, struct core_call *call)
+{
+    call->done = true;
+    call->serial = ++conn->last_serial;
+}
+
+static int next_fd(struct fp9_conn *conn)
+{
+    int fd = conn->fds[0];
+    memmove(conn->fds, conn->fds + 1, --conn->fd_count * sizeof conn->fds[0]);
+    return fd;
 }
 
 static int take_answer(struct fp9_conn *conn, json_t *message, struct err *err)
@@ -131,16 +158,16 @@ static int take_answer(struct fp9_conn *conn, json_t *message, struct err *err)
     struct core_call *call = json_is_integer(id) && json_integer_value(id) > 0 ? core_find(conn, (uint64_t)json_integer_value(id)) : NULL;
     if (!call || call->done)
         return err_set(err, -EPROTO, ERR_INTERNAL, "an answer to a call that does not wait for one");
-    call->done = true;
-    call->serial = ++conn->last_serial;
+    core_done(conn, call);
     call->result = json_incref(result);
     call->error = json_incref(error);
     if (call->wants_fd && result && conn->fd_count) {
-        call->fd = conn->fds[0];
-        memmove(conn->fds, conn->fds + 1, --conn->fd_count * sizeof conn->fds[0]);
+        call->fd = next_fd(conn);
+        if (json_is_object(json_object_get(result, "ring")) && conn->fd_count)
+            call->doorbell = next_fd(conn);
     }
     if (call->forgotten)
-        call_clear(call);
+        core_clear(call);
     return 0;
 }
 
@@ -252,6 +279,6 @@ int core_answer(struct fp9_conn *conn, uint64_t id, json_t **ret_result, int *re
         if (ret_fd)
             *ret_fd = STEAL_FD(call->fd);
     }
-    call_clear(call);
+    core_clear(call);
     return r;
 }

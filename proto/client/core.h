@@ -13,13 +13,20 @@
 
 #define CORE_FDS_MAX 8 /* descriptors that arrived and wait for their answer; more are closed */
 
+/* [begin, end) */
+struct core_range {
+    size_t begin, end;
+};
+
 /* What a step leaves with its call until the answer is taken. */
 struct core_step {
     struct fp9_session *session; /* borrowed; NULL: the call is no step */
     void *y;                     /* where the caller wants the output; NULL: it stays in the arena */
     size_t y_at, y_bytes;        /* in the arena */
     uint64_t begin_ns;           /* clock_now_ns() when it was queued */
-    bool in_places;              /* a tensor is in its place of fp9_session_places() */
+    bool in_ring;                /* handed over through the session's ring, in `slot` */
+    uint32_t slot;
+    struct core_range tensors[4]; /* of the arena; while it is under way no places that touch them are given away */
 };
 
 struct core_call {
@@ -30,7 +37,8 @@ struct core_call {
     uint64_t serial;             /* done: the answer's place among all answers, from 1 */
     json_t *result;              /* owned; done with success */
     json_t *error;               /* owned; done with an error object */
-    int fd;                      /* owned, -1 when there is none */
+    int fd;                      /* owned, -1 when there is none: the arena */
+    int doorbell;                /* likewise, of its ring */
     struct fp9_session *opening; /* owned, not open yet; a session.open of fp9_session_request() */
     struct core_step step;
 };
@@ -55,6 +63,10 @@ void core_free(struct fp9_conn *conn); /* closes conn->fd too; NULL is allowed *
 /* `params` is taken, also on failure. */
 int core_request(struct fp9_conn *conn, const char *method, json_t *params, uint64_t *ret_id, struct err *err);
 int core_input(struct fp9_conn *conn, const void *data, size_t length, const int *fds, size_t fd_count, struct err *err);
+/* A call without a line: its answer comes another way (core_done). -EBUSY. */
+int core_call_new(struct fp9_conn *conn, uint64_t *ret_id, struct err *err);
+void core_done(struct fp9_conn *conn, struct core_call *call);
+void core_clear(struct core_call *call);
 /* -EAGAIN with err untouched while there is no answer. */
 int core_answer(struct fp9_conn *conn, uint64_t id, json_t **ret_result, int *ret_fd, struct err *err);
 struct core_call *core_find(struct fp9_conn *conn, uint64_t id); /* NULL: no such call */

@@ -22,8 +22,10 @@
  *     fp9_close(conn);
  *
  * proto/client/examples/decode.c is that as a program, async.c beside it keeps several steps under way in an event loop. The same calls in
- * Python are the module fp9 (proto/client/python). The shared-memory step ring is not there yet: steps travel as JSON lines, their
- * tensors in the arena.
+ * Python are the module fp9 (proto/client/python).
+ *
+ * A step's tensors are in the arena; the step itself goes through a ring in memory shared with fp9d when fp9d offers one (it does), else as
+ * a JSON line. Calls, results and errors are the same; only the time differs.
  *
  * Two ways to call, which may be mixed on a connection:
  *   waiting      fp9_call(), fp9_session_open(), fp9_decode(), fp9_prefill(), fp9_session_close() return with the answer.
@@ -102,6 +104,14 @@ enum fp9_dtype {
 
 struct fp9_session;
 
+enum fp9_path {
+    FP9_PATH_DEFAULT, /* the step ring when fp9d offers one, else JSON */
+    FP9_PATH_JSON,
+    FP9_PATH_RING, /* NOT_READY when fp9d offers none */
+};
+
+#define FP9_SPIN_NEVER UINT32_MAX
+
 struct fp9_session_options {
     uint32_t max_tokens;         /* largest step, 1 to 4096 */
     enum fp9_dtype partials;     /* FP9_BF16, FP9_F32 or FP9_DEFAULT: what ranks send back */
@@ -113,6 +123,10 @@ struct fp9_session_options {
     bool job_prefill; /* its kind; else decode */
     uint32_t job_layer;
     uint64_t job_tokens;
+    uint32_t lanes;              /* steps under way at once, 1 to 8; 0: fp9d's default, 2 */
+    enum fp9_path path;          /* how steps travel */
+    uint32_t spin_us;            /* with a ring: how long fp9_decode() and fp9_prefill() look for the answer before they sleep, at most
+                                  * (waits that last longer make it shorter); 0: 50, or never for a process with one CPU; FP9_SPIN_NEVER */
 };
 
 /* Opens a session and maps its arena, memory that fp9d shares with this process. `options` is not kept. */
@@ -129,6 +143,8 @@ uint64_t fp9_session_job(const struct fp9_session *session); /* of its batch; 0:
 void *fp9_session_arena(struct fp9_session *session);
 size_t fp9_session_arena_size(const struct fp9_session *session); /* bytes */
 uint32_t fp9_session_hidden_size(const struct fp9_session *session);
+uint32_t fp9_session_lanes(const struct fp9_session *session);    /* steps that may be under way at once */
+bool fp9_session_has_ring(const struct fp9_session *session); /* its steps go through a ring, and not as JSON */
 uint32_t fp9_session_top_k_max(const struct fp9_session *session); /* most columns of topk_ids; 0: no layer is MoE */
 enum fp9_dtype fp9_session_output_dtype(const struct fp9_session *session);
 
@@ -139,12 +155,14 @@ struct fp9_places {
     float *topk_weights; /* likewise */
     void *y;             /* [max_tokens][hidden_size], output_dtype */
 };
-void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_places);
+void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_places); /* of lane 0 */
+/* Each lane has places of its own, so that as many steps may be under way. They are only places: which of fp9d's lanes works on a step has
+ * nothing to do with it, and steps may have their tensors anywhere else in the arena. `lane` from 0; too high a one is 0. */
+void fp9_session_lane_places(struct fp9_session *session, uint32_t lane, struct fp9_places *ret_places);
 
 /* One layer call. A tensor in the arena is used where it is: its offset must be a multiple of 64, it must end in the arena, and y may not
- * overlap an input. Any other tensor is copied to or from its place of fp9_session_places(), so one step at a time may use the places:
- * a second one is refused with BUSY until the first one's answer is taken. Steps whose tensors, y too, are all in the arena have no such
- * limit; what they may not overlap is then the caller's care. */
+ * overlap an input, its own or one of another step under way, or another y. Any other tensor is copied to or from its place in the lane
+ * that x is in, or, when x is copied too, in the first lane whose places no step uses whose answer was not taken; BUSY when there is none. */
 struct fp9_step {
     uint32_t layer;            /* index from 0 */
     uint32_t tokens;           /* at most max_tokens */
@@ -152,7 +170,8 @@ struct fp9_step {
     const uint16_t *x;         /* [tokens][hidden_size], BF16 bit patterns */
     const int32_t *topk_ids;   /* [tokens][top_k]; -1: empty slot */
     const float *topk_weights; /* [tokens][top_k] */
-    void *y;                   /* [tokens][hidden_size] in output_dtype; NULL: leave the output in its place in the arena */
+    void *y;                   /* [tokens][hidden_size] in output_dtype; NULL: leave the output in its place in the arena, that of the
+                                * lane that x is in, of lane 0 when x is not in the arena */
     uint32_t deadline_ms;      /* fail with DEADLINE when it takes longer; 0: fp9d's setting, which is none as shipped */
 };
 
@@ -210,8 +229,9 @@ int fp9_tensors_write(const char *path, const struct fp9_tensor *tensors, size_t
 
 /* ---- Not waiting ----
  *
- * Up to 64 calls of a connection may be under way, in any mixture. fp9d works on one step of a session at a time and refuses more with
- * BUSY, so a program with several streams of tokens opens a session for each; steps of different sessions run at the same time.
+ * Up to 64 calls of a connection may be under way, in any mixture; of one session as many steps as it has lanes, more are refused with
+ * BUSY. A program with several streams of tokens gives each a lane (proto/client/examples/lanes.c) or a session (async.c); the answers of
+ * its steps come in any order.
  * A step's answer is taken by fp9_step_answer(), a session's by fp9_session_answer(), any other by fp9_answer(). The loop is
  *
  *     fp9_step_request(a, FP9_DECODE, &step_a, &id_a, &error);

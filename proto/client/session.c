@@ -11,6 +11,7 @@
 
 #define HIDDEN_MAX (1u << 20)
 #define TOP_K_MAX 4096u
+#define LANES_READ_MAX 1024u
 #define ARENA_MAX (UINT64_C(1) << 40)
 
 static const char *dtype_param(enum fp9_dtype dtype)
@@ -21,6 +22,15 @@ static const char *dtype_param(enum fp9_dtype dtype)
 size_t session_value_bytes(const struct fp9_session *session)
 {
     return session->output_dtype == FP9_BF16 ? 2 : 4;
+}
+
+/* A step in the ring goes with the ring. */
+static void leave_call(struct fp9_conn *conn, struct core_call *call)
+{
+    if (call->step.in_ring)
+        core_clear(call);
+    else
+        core_forget(conn, call);
 }
 
 /* Out of the connection's list; the answers of steps under way find nobody. */
@@ -37,15 +47,16 @@ static void leave(struct fp9_session *session)
     }
     for (size_t i = 0; i < RPC_INFLIGHT_MAX; i++)
         if (conn->calls[i].id && conn->calls[i].step.session == session)
-            core_forget(conn, &conn->calls[i]);
+            leave_call(conn, &conn->calls[i]);
     session->conn = NULL;
 }
 
 static void session_free(struct fp9_session *session)
 {
     leave(session);
+    ring_release(&session->ring);
     if (session->arena)
-        munmap(session->arena, session->arena_bytes);
+        munmap(session->arena, session->mapped_bytes);
     free(session);
 }
 CLEANUP_DEFINE(struct fp9_session *, session_free);
@@ -74,6 +85,10 @@ static json_t *open_params(const char *model, const struct fp9_session_options *
         json_object_set_new(params, "job_layer", json_integer(options->job_layer));
         json_object_set_new(params, "job_tokens", json_integer((json_int_t)options->job_tokens));
     }
+    if (options->lanes)
+        json_object_set_new(params, "lanes", json_integer(options->lanes));
+    if (options->path != FP9_PATH_JSON)
+        json_object_set_new(params, "ring", json_true());
     return params;
 }
 
@@ -95,7 +110,8 @@ static size_t lay_out(struct fp9_session *session)
     session->ids_at = size_round_up(tokens * session->hidden_size * 2, SESSION_ALIGN);
     session->weights_at = session->ids_at + size_round_up(tokens * session->top_k_max * 4, SESSION_ALIGN);
     session->y_at = session->weights_at + size_round_up(tokens * session->top_k_max * 4, SESSION_ALIGN);
-    return session->y_at + size_round_up(tokens * session->hidden_size * session_value_bytes(session), SESSION_ALIGN);
+    session->lane_bytes = session->y_at + size_round_up(tokens * session->hidden_size * session_value_bytes(session), SESSION_ALIGN);
+    return session->lanes * session->lane_bytes;
 }
 
 static int map_arena(struct fp9_session *session, int fd, struct err *err)
@@ -106,22 +122,48 @@ static int map_arena(struct fp9_session *session, int fd, struct err *err)
     if (fstat(fd, &stat) < 0)
         return err_errno(err, "arena");
     /* Pages past the file's end would raise SIGBUS, now or when it shrinks. */
-    if (stat.st_size < 0 || (uint64_t)stat.st_size < session->arena_bytes)
+    if (stat.st_size < 0 || (uint64_t)stat.st_size < session->mapped_bytes)
         return err_set(err, -EPROTO, ERR_INTERNAL, "the arena has %lld bytes, fp9d announced %zu", (long long)stat.st_size,
-                       session->arena_bytes);
+                       session->mapped_bytes);
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return err_set(err, -EPROTO, ERR_INTERNAL, "the arena is not sealed against shrinking");
-    void *arena = mmap(NULL, session->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *arena = mmap(NULL, session->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (arena == MAP_FAILED)
-        return err_errno(err, "mapping an arena of %zu bytes", session->arena_bytes);
+        return err_errno(err, "mapping an arena of %zu bytes", session->mapped_bytes);
     session->arena = arena;
     return 0;
 }
 
-static int session_read(struct fp9_session *session, const json_t *result, int fd, struct err *err)
+/* Where the ring is, 0: there is none of a layout that this library knows. */
+static int read_ring(struct fp9_session *session, const json_t *result, int doorbell, uint64_t *ret_offset, struct err *err)
 {
-    uint64_t arena_bytes, hidden_size, top_k_max;
+    const json_t *ring = json_object_get(result, "ring");
+    uint64_t offset, bytes, version, slots;
+    *ret_offset = 0;
+    if (!json_is_object(ring))
+        return 0;
+    int r = read_count(ring, "version", 1, UINT32_MAX, &version, err);
+    if (r || version != RING_VERSION)
+        return r;
+    r = read_count(ring, "offset", session->arena_bytes, ARENA_MAX, &offset, err);
+    if (r == 0)
+        r = read_count(ring, "bytes", sizeof(struct ring), ARENA_MAX, &bytes, err);
+    if (r == 0)
+        r = read_count(ring, "slots", RING_SLOTS, RING_SLOTS, &slots, err);
+    if (r == 0 && (offset % SESSION_ALIGN || doorbell < 0))
+        r = err_set(err, -EPROTO, ERR_INTERNAL, "fp9d's answer: the ring %s",
+                    doorbell < 0 ? "came without its doorbell (or this process has no descriptors left)" : "is not aligned");
+    if (r)
+        return r;
+    session->mapped_bytes = offset + bytes;
+    *ret_offset = offset;
+    return 0;
+}
+
+static int session_read(struct fp9_session *session, const json_t *result, int fd, int *doorbell, struct err *err)
+{
+    uint64_t arena_bytes, hidden_size, top_k_max, lanes = 1, ring_at = 0;
     int r = read_count(result, "session", 1, INT64_MAX, &session->id, err);
     if (r == 0)
         r = read_count(result, "hidden_size", 1, HIDDEN_MAX, &hidden_size, err);
@@ -129,6 +171,8 @@ static int session_read(struct fp9_session *session, const json_t *result, int f
         r = read_count(result, "top_k_max", 0, TOP_K_MAX, &top_k_max, err);
     if (r == 0)
         r = read_count(result, "arena_bytes", 1, ARENA_MAX, &arena_bytes, err);
+    if (r == 0 && json_object_get(result, "lanes"))
+        r = read_count(result, "lanes", 1, LANES_READ_MAX, &lanes, err);
     if (r)
         return r;
     if (json_object_get(result, "job"))
@@ -137,12 +181,18 @@ static int session_read(struct fp9_session *session, const json_t *result, int f
         return r;
     session->hidden_size = (uint32_t)hidden_size;
     session->top_k_max = (uint32_t)top_k_max;
-    session->arena_bytes = arena_bytes;
+    session->arena_bytes = session->mapped_bytes = arena_bytes;
+    session->lanes = (uint32_t)lanes;
     size_t needed = lay_out(session);
     if (arena_bytes < needed)
-        return err_set(err, -EPROTO, ERR_INTERNAL, "the arena has %zu bytes, %u tokens need %zu", session->arena_bytes, session->max_tokens,
-                       needed);
-    return map_arena(session, fd, err);
+        return err_set(err, -EPROTO, ERR_INTERNAL, "the arena has %zu bytes, %u tokens in each of %u lanes need %zu", session->arena_bytes,
+                       session->max_tokens, session->lanes, needed);
+    r = read_ring(session, result, *doorbell, &ring_at, err);
+    if (r == 0)
+        r = map_arena(session, fd, err);
+    if (r == 0 && ring_at)
+        ring_init(&session->ring, (struct ring *)(void *)(session->arena + ring_at), STEAL_FD(*doorbell), session->spin_us);
+    return r;
 }
 
 static int session_request(struct fp9_conn *conn, const char *model, const struct fp9_session_options *options, uint64_t *ret_id,
@@ -152,6 +202,10 @@ static int session_request(struct fp9_conn *conn, const char *model, const struc
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "max_tokens: %u is out of range; 1 to 4096 are right", options->max_tokens);
     if (options->partials > FP9_F32 || options->output_dtype > FP9_F32)
         return err_set(err, -EINVAL, ERR_BAD_DTYPE, "partials and output_dtype are FP9_BF16, FP9_F32 or FP9_DEFAULT");
+    if (options->lanes > RPC_LANES_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "lanes: %u is out of range; 1 to %d are right", options->lanes, RPC_LANES_MAX);
+    if (options->path > FP9_PATH_RING)
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "path is FP9_PATH_DEFAULT, FP9_PATH_JSON or FP9_PATH_RING");
     json_t *params = open_params(model, options);
     if (!params)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "the model's name is no UTF-8");
@@ -161,6 +215,8 @@ static int session_request(struct fp9_conn *conn, const char *model, const struc
         return err_no_memory(err, "a session", sizeof *session);
     }
     session->max_tokens = options->max_tokens;
+    session->spin_us = options->spin_us;
+    session->ring_needed = options->path == FP9_PATH_RING;
     session->output_dtype = options->output_dtype == FP9_F32 ? FP9_F32 : FP9_BF16;
     uint64_t id = 0;
     int r = core_request(conn, "session.open", params, &id, err);
@@ -185,11 +241,13 @@ static int session_answer(struct fp9_conn *conn, uint64_t id, struct fp9_session
         return -EAGAIN;
     _cleanup_(session_freep) struct fp9_session *session = STEAL(call->opening);
     json_t *result = NULL;
-    _cleanup_(closep) int fd = -1;
+    _cleanup_(closep) int fd = -1, doorbell = STEAL_FD(call->doorbell);
     int r = core_answer(conn, id, &result, &fd, err);
     if (r)
         return r;
-    r = session_read(session, result, fd, err);
+    r = session_read(session, result, fd, &doorbell, err);
+    if (r == 0 && session->ring_needed && !session->ring.memory)
+        r = err_set(err, -ENOTSUP, ERR_NOT_READY, "fp9d offers no step ring that this library knows");
     json_decref(result);
     if (r) {
         /* fp9d takes it for open. */
@@ -300,12 +358,28 @@ enum fp9_dtype fp9_session_output_dtype(const struct fp9_session *session)
     return session->output_dtype;
 }
 
+uint32_t fp9_session_lanes(const struct fp9_session *session)
+{
+    return session->lanes;
+}
+
+bool fp9_session_has_ring(const struct fp9_session *session)
+{
+    return session->ring.memory != NULL;
+}
+
+void fp9_session_lane_places(struct fp9_session *session, uint32_t lane, struct fp9_places *ret_places)
+{
+    uint8_t *base = session->arena + (lane < session->lanes ? lane : 0) * session->lane_bytes;
+    *ret_places = (struct fp9_places){
+        .x = (uint16_t *)(void *)base,
+        .topk_ids = (int32_t *)(void *)(base + session->ids_at),
+        .topk_weights = (float *)(void *)(base + session->weights_at),
+        .y = base + session->y_at,
+    };
+}
+
 void fp9_session_places(struct fp9_session *session, struct fp9_places *ret_places)
 {
-    *ret_places = (struct fp9_places){
-        .x = (uint16_t *)(void *)session->arena,
-        .topk_ids = (int32_t *)(void *)(session->arena + session->ids_at),
-        .topk_weights = (float *)(void *)(session->arena + session->weights_at),
-        .y = session->arena + session->y_at,
-    };
+    fp9_session_lane_places(session, 0, ret_places);
 }

@@ -60,6 +60,10 @@ struct rpc_tensor {
     size_t b64_length; /* characters */
 };
 
+/* For requests that are no JSON: a number, or a tensor's offset, under the schema's rule for it, refused in the same words. */
+int rpc_check_number(const struct schema_method *method, const char *name, long long value, struct err *err);
+int rpc_check_offset(const struct schema_method *method, const char *tensor, uint64_t offset, struct err *err);
+
 void rpc_param_tensor(const json_t *params, const char *key, struct rpc_tensor *ret_tensor);
 
 /* The error object {code, message, data:{name, ...}} of a struct err, and back. The code is JSON-RPC's own where one applies, told by
@@ -67,5 +71,6 @@ void rpc_param_tensor(const json_t *params, const char *key, struct rpc_tensor *
  * for every other name it is -32000 minus the name's place in enum err_name. Programs go by data.name. */
 json_t *rpc_error_json(const struct err *err);
 void rpc_error_from_json(const json_t *error, struct err *ret_err);
+int rpc_errno_of(enum err_name name); /* the errno that stands for a name where nothing more is known */
 
 #endif

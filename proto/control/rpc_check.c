@@ -7,6 +7,7 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/size.h"
 #include "proto/control/b64.h"
+#include "proto/control/rpc.h"
 #include "proto/control/rpc_line.h"
 
 #define SHOWN_MAX 80 /* bytes of a refused value in a message */
@@ -210,4 +211,27 @@ int rpc_check_params(const struct schema_method *method, const json_t *params, s
         }
     }
     return 0;
+}
+
+int rpc_check_number(const struct schema_method *method, const char *name, long long value, struct err *err)
+{
+    const struct schema_param *param = schema_find_param(method, name);
+    if (value >= param->low && value <= param->high)
+        return 0;
+    json_t *json = json_integer(value);
+    int r = check_int(name, param->low, param->high, json, err);
+    json_decref(json);
+    return r < 0 ? err_prefix(err, "%s", method->name) : 0;
+}
+
+int rpc_check_offset(const struct schema_method *method, const char *tensor, uint64_t offset, struct err *err)
+{
+    if (offset <= ARENA_OFFSET_MAX && offset % ARENA_ALIGN == 0)
+        return 0;
+    char field[96];
+    snprintf(field, sizeof field, "%s.offset", tensor);
+    json_t *json = json_integer(offset > INT64_MAX ? INT64_MAX : (json_int_t)offset);
+    int r = check_offset(field, json, err);
+    json_decref(json);
+    return r < 0 ? err_prefix(err, "%s", method->name) : 0;
 }

@@ -148,3 +148,8 @@ void rpc_error_from_json(const json_t *error, struct err *ret_err)
     free(dump);
     json_decref(values);
 }
+
+int rpc_errno_of(enum err_name name)
+{
+    return errno_of(name, CODE_PARAMS);
+}

@@ -115,6 +115,7 @@ static const struct schema_param session_open_params[] = {
     CHOICE("partials", OPTIONAL, session_dtypes, "type of the ranks' partial sums; the daemon's setting when left out"),
     CHOICE("priority", OPTIONAL, session_priorities,
            "steps of a batch session let those of others overtake them; interactive when left out; steps of more than 4 tokens are batch"),
+    BOOL("ring", "a step ring behind the arena; its doorbell, an eventfd, comes behind the arena's descriptor"),
 };
 
 static const struct schema_param session_params[] = {
@@ -167,7 +168,7 @@ const struct schema_method schema_methods[] = {
     {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},
     {"session.close", false, PARAMS(session_params), "", "end a session and drop its arena"},
     {"session.list", false, NO_PARAMS, "sessions", "the open sessions"},
-    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max, lanes, job when it is a batch",
+    {"session.open", false, PARAMS(session_open_params), "session, arena_bytes, hidden_size, top_k_max, lanes, ring, job when it is a batch",
      "start a session; the arena's memfd comes with the answer's first byte"},
     {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs, timing",
      "the daemon at a glance"},
@@ -177,7 +178,7 @@ const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
 
 const struct schema_later schema_later[] = {
     {"duck.add", NULL}, {"duck.drain", NULL},   {"duck.remove", NULL},    {"events.subscribe", NULL},
-    {"model.load", "mtp"}, {"session.open", "ring"},
+    {"model.load", "mtp"},
 };
 const size_t schema_later_count = ARRAY_LENGTH(schema_later);
 

@@ -416,7 +416,7 @@ def test_methods_of_later(rpc, method):
 
 
 @pytest.mark.parametrize("method,params", [
-    ("session.open", {"model": "shakespeare", "max_tokens": 1, "ring": True}), ("model.load", {"path": "/", "mtp": True})],
+    ("model.load", {"path": "/", "mtp": True})],
     ids=lambda value: value if isinstance(value, str) else "")
 def test_params_of_later(rpc, method, params):
     name = list(params)[-1]

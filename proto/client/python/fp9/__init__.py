@@ -13,7 +13,8 @@ One token through layer 1 of a model whose layer 1 is MoE with 2 experts a token
 
 Without a copy: fill session.places.x, .topk_ids and .topk_weights, which are the memory shared with fp9d, and call
 session.decode(1, tokens=1, top_k=2). Without waiting: step = session.start("decode", 1, x, ids, weights), other things meanwhile,
-step.wait(). Several steps are under way at once in several sessions of one connection. proto/client/python/examples has programs.
+step.wait(). Several steps are under way at once in the lanes of a session, and in
+several sessions of one connection. proto/client/python/examples has programs.
 
 Arrays     numpy arrays are taken and given where numpy is installed, memoryviews otherwise (python3 -c "import fp9" needs the standard
            library only). Shapes are row-major, elements little-endian. BF16 is passed as its bits, uint16: to_bf16(), to_f32().

@@ -133,8 +133,9 @@ class Connection:
     def wait(self, number, timeout=None):
         """The result of a call of request(); raises its error. `timeout` in place of the connection's."""
         result, fd = self.wait_fd(number, timeout)
-        if fd is not None:
-            os.close(fd)
+        for one in (fd, self.core.doorbell(number)):
+            if one is not None:
+                os.close(one)
         return result
 
     def wait_fd(self, number, timeout=None):
@@ -307,7 +308,8 @@ class Connection:
 
     def session_open(self, model, max_tokens, **more):
         """Opens a session for steps of up to max_tokens tokens (1 to 4096): partials= and output_dtype= "bf16" or "f32", one_shot=,
-        priority= "interactive" or "batch". Gives a Session."""
+        priority= "interactive" or "batch", lanes= (steps under way at once, 1 to 8), ring=True (steps go through shared memory; x86-64).
+        Gives a Session."""
         return Session(self, model, max_tokens, **_given(more))
 
 

@@ -27,10 +27,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class _Call:
-    __slots__ = ("wants_fd", "forgotten", "result", "error", "fd")
+    __slots__ = ("wants_fd", "forgotten", "result", "error", "fd", "doorbell")
 
     def __init__(self, wants_fd):
-        self.wants_fd, self.forgotten, self.result, self.error, self.fd = wants_fd, False, None, None, None
+        self.wants_fd, self.forgotten, self.result, self.error, self.fd, self.doorbell = wants_fd, False, None, None, None, None
 
 
 class Core:
@@ -46,6 +46,8 @@ class Core:
         self._in, self._scanned, self._out = bytearray(), 0, bytearray()
         self._last_id, self._calls, self._answered = 0, {}, collections.OrderedDict()
         self._fds, self._broken = collections.deque(), None
+        self._doorbells = {}  # call -> descriptor, of session.open calls that were answered
+        self.rings = []  # of open sessions: ring.Ring
 
     def request(self, method, params=None):
         """Queues a call; gives its id. BUSY while CALLS_MAX calls are unanswered or their answers were not taken."""
@@ -64,6 +66,34 @@ class Core:
         self._calls[number] = _Call(method == "session.open")
         self._out += line
         return number
+
+    def local(self):
+        """A call that travels another way; complete() answers it."""
+        if self._broken:
+            raise self._broken.with_traceback(None)
+        if len(self._calls) >= CALLS_MAX:
+            raise Error("BUSY", f"{CALLS_MAX} calls are waiting for their answers already")
+        self._last_id += 1
+        self._calls[self._last_id] = _Call(False)
+        return self._last_id
+
+    def complete(self, number, result, error):
+        call = self._calls.get(number)
+        if call is None or number in self._answered:
+            return
+        call.result, call.error = None if error is not None else (result,), error
+        self._answered[number] = None
+        if call.forgotten:
+            self.forget(number)
+
+    def drop(self, number):
+        """The call was never made, or nobody will answer it."""
+        self._calls.pop(number, None)
+        self._answered.pop(number, None)
+
+    def doorbell(self, number):
+        """The descriptor of the ring that came with the answer to a session.open, which is the caller's then; None: there is none."""
+        return self._doorbells.pop(number, None)
 
     def output(self):
         """The bytes to be sent."""
@@ -106,10 +136,14 @@ class Core:
 
     def waiting(self, number):
         """True while there is a call of that number whose answer has not come."""
+        for ring in self.rings:
+            ring.collect()
         return number in self._calls and number not in self._answered and not self._calls[number].forgotten
 
     def next_answer(self):
         """The call that was answered first among those whose answers were not taken; None when there is none."""
+        for ring in self.rings:
+            ring.collect()
         return next(iter(self._answered), None)
 
     def answer(self, number):
@@ -125,6 +159,8 @@ class Core:
             raise from_object(call.error)
         if call.result is None:
             raise self._broken.with_traceback(None)
+        if call.doorbell is not None:
+            self._doorbells[number] = call.doorbell
         return call.result[0], call.fd
 
     def forget(self, number):
@@ -136,14 +172,18 @@ class Core:
             call.forgotten = True
             return
         del self._calls[number], self._answered[number]
-        if call.fd is not None:
-            os.close(call.fd)
+        for fd in (call.fd, call.doorbell):
+            if fd is not None:
+                os.close(fd)
 
     def close(self):
         """Closes the descriptors that nobody took."""
         for call in self._calls.values():
-            if call.fd is not None:
-                os.close(call.fd)
+            for fd in (call.fd, call.doorbell):
+                if fd is not None:
+                    os.close(fd)
+        while self._doorbells:
+            os.close(self._doorbells.popitem()[1])
         self._calls.clear()
         self._answered.clear()
         self._close_fds()
@@ -183,7 +223,9 @@ class Core:
             raise Disconnected("INTERNAL", f"fp9d's answer is no JSON object: {error}") from error
         method = message.get("method")
         if isinstance(method, str) and "id" not in message:
-            if self.on_notification:
+            if method == "ring.completed":
+                pass  # only to wake who waits for the connection: waiting() looks at the rings
+            elif self.on_notification:
                 self.on_notification(method, message.get("params") or {})
             return
         self._answer(message)
@@ -203,6 +245,8 @@ class Core:
             call.result = (message["result"],)
             if call.wants_fd and self._fds:
                 call.fd = self._fds.popleft()
+                if isinstance(message["result"], dict) and message["result"].get("ring") and self._fds:
+                    call.doorbell = self._fds.popleft()
         self._answered[number] = None
         if call.forgotten:
             self.forget(number)

@@ -4,7 +4,7 @@ import mmap
 import os
 import time
 
-from . import arrays
+from . import arrays, ring
 from .errors import Disconnected, Error
 
 ALIGN = 64  # of offsets in the arena
@@ -72,8 +72,11 @@ class Session:
     id, model, max_tokens  as opened
     hidden_size, top_k_max of the model; top_k_max is 0 when no layer is MoE
     output_dtype           "BF16" or "F32": the type of y
+    lanes                  steps that may be under way at once
     arena, arena_bytes     the shared memory, a writable memoryview of bytes
     places                 Places for max_tokens tokens, at the arena's start
+    lane_places            a list of Places that do not overlap, one for each lane; the first is places
+    ring                   None, or what steps go through in place of JSON (opened with ring=True)
     info                   the answer to session.open
 
     Memory: the arena is mapped until close() and until nobody holds an array of it any more; such an array stays readable, but after
@@ -84,18 +87,26 @@ class Session:
         self.connection, self.model, self.max_tokens = connection, model, max_tokens
         self.output_dtype = _dtype(options.get("output_dtype"))
         self.id = None
+        self.ring = None
         number = connection.request("session.open", model=model, max_tokens=max_tokens, **options)
         self.info, fd = connection.wait_fd(number)
+        doorbell = connection.core.doorbell(number)
         try:
             self._map(fd)
-            self.places = self.lay(max_tokens)
+            self.lane_places = [self.lay(max_tokens)]
+            self.places = self.lane_places[0]
+            self.lane_places += [self.lay(max_tokens, offset=lane * self.places.end) for lane in range(1, self.lanes)]
+            if options.get("ring"):
+                self._open_ring(doorbell)
+                doorbell = None
         except BaseException:
             if self.id is not None:
                 connection.core.forget(connection.request("session.close", session=self.id))
             raise
         finally:
-            if fd is not None:
-                os.close(fd)
+            for one in (fd, doorbell):
+                if one is not None:
+                    os.close(one)
 
     def _map(self, fd):
         counts = {}
@@ -106,20 +117,30 @@ class Session:
             counts[key] = value
         self.id, self.hidden_size = counts["session"], counts["hidden_size"]
         self.top_k_max, self.arena_bytes = counts["top_k_max"], counts["arena_bytes"]
+        self.lanes = self.info.get("lanes", 1)
+        whole = self.arena_bytes
+        if isinstance(self.info.get("ring"), dict):
+            whole = self.info["ring"]["offset"] + self.info["ring"]["bytes"]
         if fd is None:
             raise Disconnected("INTERNAL", "fp9d's answer came without the arena's descriptor (or this process has none left)")
         # Pages past the file's end would raise SIGBUS, now or when it shrinks.
         size = os.fstat(fd).st_size
-        if size < self.arena_bytes:
-            raise Disconnected("INTERNAL", f"the arena has {size} bytes, fp9d announced {self.arena_bytes}")
+        if size < whole:
+            raise Disconnected("INTERNAL", f"the arena has {size} bytes, fp9d announced {whole}")
         try:
             self.seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except OSError:
             self.seals = 0
         if not self.seals & fcntl.F_SEAL_SHRINK:
             raise Disconnected("INTERNAL", "the arena is not sealed against shrinking")
-        self._memory = mmap.mmap(fd, self.arena_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.arena = memoryview(self._memory)
+        self._memory = mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.arena = memoryview(self._memory)[:self.arena_bytes]
+
+    def _open_ring(self, doorbell):
+        told = self.info.get("ring") or {}
+        if told.get("version") != ring.VERSION or told.get("slots") != ring.SLOTS or told.get("bytes", 0) < ring.BYTES or doorbell is None:
+            raise Disconnected("INTERNAL", f"fp9d's answer: a ring that this module does not know: {told}")
+        self.ring = ring.Ring(self.connection.core, memoryview(self._memory)[told["offset"]:told["offset"] + ring.BYTES], doorbell)
 
     def __enter__(self):
         return self
@@ -132,6 +153,9 @@ class Session:
         if self.id is None:
             return
         number, self.id = self.id, None
+        if self.ring is not None:
+            self.ring.close()
+        self.ring = self.lane_places = None
         self.places = self.arena = self._memory = None  # unmapped when the last array of it goes
         try:
             self.connection.call("session.close", session=number)
@@ -160,12 +184,15 @@ class Session:
         tokens=, and for a MoE layer top_k=, whose columns then stand packed at the beginning of places.topk_ids and places.topk_weights.
         deadline_ms   fail with DEADLINE when it takes longer
 
-        fp9d works on one step of a session at a time and refuses more with BUSY: a program with several streams of tokens opens a
-        session for each.
+        As many steps as the session has lanes may be under way, more are refused with BUSY. Without `places` an x that is given goes into
+        the first of session.lane_places that no step uses, or at least none that was not answered.
         """
-        places = places or self.places
         if self.id is None:
             raise Error("BAD_REQUEST", "the session was closed")
+        if places is None and x is not None:
+            places = next((one for one in self.lane_places if one.step is None or one.step.taken), None)
+            places = places or next((one for one in self.lane_places if not one.step.waiting()), None)
+        places = places or self.places
         if places.step is not None and places.step.waiting():
             raise Error("BUSY", "these places are in use by a step whose answer has not come yet")
         tokens, top_k = self._put(places, x, topk_ids, topk_weights, tokens, top_k)
@@ -235,9 +262,9 @@ class Step:
 
     def __init__(self, session, kind, params, places):
         self._connection = session.connection
-        self.timing, self._begin = None, time.monotonic_ns()
+        self.timing, self.taken, self._begin = None, False, time.monotonic_ns()
         self.y = places.output(params["tokens"])
-        self.number = session.connection.request(kind, **params)
+        self.number = session.ring.submit(kind, params) if session.ring else session.connection.request(kind, **params)
 
     def waiting(self):
         """True while there is no answer."""
@@ -246,6 +273,9 @@ class Step:
     def wait(self, timeout=None):
         """Waits for the answer, raises its error, gives the step itself. After a TimeoutError it may be called again."""
         if self.timing is None:
-            told = self._connection.wait(self.number, timeout)
+            try:
+                told = self._connection.wait(self.number, timeout)
+            finally:
+                self.taken = not self.waiting()
             self.timing = {"job_time_us": (time.monotonic_ns() - self._begin) / 1000, **told}
         return self
