@@ -162,7 +162,8 @@ void fp9_session_lane_places(struct fp9_session *session, uint32_t lane, struct 
 
 /* One layer call. A tensor in the arena is used where it is: its offset must be a multiple of 64, it must end in the arena, and y may not
  * overlap an input, its own or one of another step under way, or another y. Any other tensor is copied to or from its place in the lane
- * that x is in, or, when x is copied too, in the first lane whose places no step uses whose answer was not taken; BUSY when there is none. */
+ * that x is in, or, when x is copied too, in the first lane whose places no step uses whose answer was not taken; BUSY when there is none.
+ */
 struct fp9_step {
     uint32_t layer;            /* index from 0 */
     uint32_t tokens;           /* at most max_tokens */
