@@ -472,7 +472,7 @@ void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_
 void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, const struct err *err);
 void core_session_close(struct core *core, uint64_t session);
 /* Its steps fail with err, and whatever its client asks of it from now on; it stays until the client closes it. */
-void core_session_end(struct core *core, uint64_t session, const struct err *err);
+void core_session_break(struct core *core, uint64_t now, uint64_t session, const struct err *err);
 struct core_session *core_session_find(struct core *core, uint64_t id);
 /* The lane that the next step takes; CORE_NONE: as many are in flight as may be. */
 uint32_t core_session_lane(const struct core_session *session);

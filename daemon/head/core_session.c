@@ -243,11 +243,11 @@ void core_session_end(struct core *core, uint64_t now, struct core_session *sess
     err_copy(&session->err, err);
 }
 
-void core_session_end(struct core *core, uint64_t id, const struct err *err)
+void core_session_break(struct core *core, uint64_t now, uint64_t id, const struct err *err)
 {
     struct core_session *session = core_session_find(core, id);
     if (session)
-        session_end(core, session, err);
+        core_session_end(core, now, session, err);
 }
 
 void core_session_key_gone(struct core *core, uint32_t index, const struct err *err)

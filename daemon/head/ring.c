@@ -8,6 +8,7 @@
 
 #include "daemon/head/control.h"
 #include "daemon/head/step.h"
+#include "proto/base/clock.h"
 #include "proto/base/futex.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
@@ -214,7 +215,7 @@ static void break_session(struct head *head, struct ring_host *ring, const char 
     err_set(&err, -EPROTO, ERR_BAD_REQUEST, "session %" PRIu64 ": its ring makes no sense: %s (%u); the session is ended",
             ring->session->id, what, value);
     log_warning("ring", "%s", err.message);
-    core_session_end(head->core, ring->session->id, &err);
+    core_session_break(head->core, clock_now_ns(), ring->session->id, &err);
     end(head, ring, &err);
 }
 
