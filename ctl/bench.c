@@ -19,6 +19,7 @@ struct bench {
     uint32_t repeats; /* tokens of decode, or prefills */
     uint32_t tokens;  /* of one step */
     bool prefill, null_ids, one_shot;
+    enum fp9_path path;
 };
 
 struct client {
@@ -105,7 +106,7 @@ static void *client_main(void *client_)
 
 static bool client_open(struct client *client, const struct bench *bench, const char *socket, uint64_t seed)
 {
-    struct fp9_session_options options = {.max_tokens = bench->tokens, .one_shot = bench->one_shot};
+    struct fp9_session_options options = {.max_tokens = bench->tokens, .one_shot = bench->one_shot, .lanes = 1, .path = bench->path};
     client->bench = bench;
     client->random.state = seed;
     client->all = calloc(bench->experts + 1, sizeof client->all[0]);
@@ -169,11 +170,14 @@ static enum ctl_exit report(const struct ctl *ctl, const struct bench *bench, st
         token_sum += token_us.values[i];
     json_t *result = json_object();
     json_object_set_new(result, "tokens_per_second", stats_json(tokens / seconds));
+    json_object_set_new(result, "steps_per_second", stats_json((double)steps.job_time.count / seconds));
+    json_object_set_new(result, "path", json_string(fp9_session_has_ring(clients[0].session) ? "ring" : "json"));
     json_object_set_new(result, "tpot_us", stats_json(token_sum / tokens));
     add_quantiles(result, "job_time_us", &steps.job_time);
     add_quantiles(result, "judge_wait_us", &steps.judge_wait);
     add_quantiles(result, "duck_max_us", &steps.duck_max);
     add_quantiles(result, "judge_gap_us", &steps.judge_gap);
+    add_quantiles(result, "client_gap_us", &steps.client_gap);
     json_object_set_new(result, "judge_ratio", stats_json(stats_quantile(&steps.judge_ratio, 0.5)));
     json_object_set_new(result, "gparam_per_s", stats_json(steps.params / steps.duck_us / 1e3));
     json_object_set_new(result, "effective_read_gb_per_s", stats_json(steps.weight_bytes / steps.duck_us / 1e3));
@@ -234,7 +238,12 @@ enum ctl_exit bench_run(struct ctl *ctl, const struct parse_args *args)
         .repeats = (uint32_t)parse_option_int(args, "--tokens", prefill ? 1 : 32),
         .null_ids = parse_option(args, "--null") != NULL,
         .one_shot = parse_option(args, "--one-shot") != NULL,
+        .path = parse_option(args, "--ring")        ? FP9_PATH_RING
+                : parse_option(args, "--json-path") ? FP9_PATH_JSON
+                                                    : FP9_PATH_DEFAULT,
     };
+    if (parse_option(args, "--ring") && parse_option(args, "--json-path"))
+        return ctl_fail_with(ctl, "BAD_REQUEST", "--ring and --json-path: one of them at a time");
     uint32_t count = (uint32_t)parse_option_int(args, "--clients", 1);
     uint64_t seed = (uint64_t)parse_option_int(args, "--seed", 1);
     json_t *list;

@@ -92,6 +92,7 @@ bool stats_steps_add(struct stats_steps *steps, const struct fp9_timing *timing)
     steps->modes |= timing->mode >= 0 && timing->mode < MODES ? 1u << timing->mode : 0;
     return add_parts(steps, &timing->one_shot) && stats_add(&steps->job_time, timing->job_time_us) &&
            stats_add(&steps->judge_wait, timing->judge_wait_us) &&
+           stats_add(&steps->client_gap, timing->job_time_us - timing->judge_wait_us) &&
            stats_add(&steps->duck_max, timing->duck_max_us) && stats_add(&steps->judge_gap, timing->judge_gap_us) &&
            stats_add(&steps->judge_ratio, timing->judge_ratio);
 }
@@ -110,7 +111,8 @@ bool stats_steps_append(struct stats_steps *steps, const struct stats_steps *mor
         if (!stats_append(&steps->one_shot[i], &more->one_shot[i]))
             return false;
     return stats_append(&steps->job_time, &more->job_time) && stats_append(&steps->judge_wait, &more->judge_wait) &&
-           stats_append(&steps->duck_max, &more->duck_max) && stats_append(&steps->judge_gap, &more->judge_gap) &&
+           stats_append(&steps->client_gap, &more->client_gap) && stats_append(&steps->duck_max, &more->duck_max) &&
+           stats_append(&steps->judge_gap, &more->judge_gap) &&
            stats_append(&steps->judge_ratio, &more->judge_ratio);
 }
 
@@ -120,6 +122,7 @@ void stats_steps_release(struct stats_steps *steps)
     stats_release(&steps->judge_wait);
     stats_release(&steps->duck_max);
     stats_release(&steps->judge_gap);
+    stats_release(&steps->client_gap);
     stats_release(&steps->judge_ratio);
     for (int i = 0; i < STATS_PARTS; i++)
         stats_release(&steps->one_shot[i]);

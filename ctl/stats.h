@@ -27,6 +27,7 @@ json_t *stats_json(double value);
 
 struct stats_steps {
     struct stats job_time, judge_wait, duck_max, judge_gap, judge_ratio; /* a sample a step; us */
+    struct stats client_gap;                                             /* likewise: job_time - judge_wait */
     double duck_us;                                                      /* sum of duck_max */
     double wait_us, job_us;
     double params, weight_bytes, tiles, tile_tokens; /* sums; tile_tokens / tiles = avg_tile_batch */

@@ -83,6 +83,8 @@ static const struct tree_option bench_options[] = {
     {"--tokens", "T", TREE_INT, NULL, 1, 1000000, .doc = "tokens to decode, or repeats of the prefill; 32, or 1 with --prefill"},
     {"--prefill", "T", TREE_INT, NULL, 1, 4096, .doc = "prefill of T tokens instead of decode"},
     {"--one-shot", .doc = "a fresh kernel run for each step"},
+    {"--ring", .doc = "steps through shared memory; also the choice when neither way is named, where fp9d offers it"},
+    {"--json-path", .doc = "steps as JSON lines"},
     {"--clients", "C", TREE_INT, NULL, 1, 64, .doc = "clients at once, each with a connection of its own; 1"},
     {"--null", .doc = "expert ids all -1: only the way there and back (MoE layers only)"},
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
@@ -141,8 +143,7 @@ const struct tree_command tree_commands[] = {
 const size_t tree_command_count = COUNT(tree_commands);
 
 const struct tree_later tree_later[] = {
-    {"bench", "--json-path"}, {"bench", "--ring"},  {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"},
-    {"duck add", "--spare"},  {"duck drain", NULL}, {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},
-    {"top", NULL},            {"trace", NULL},
+    {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL},
+    {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},          {"top", NULL},           {"trace", NULL},
 };
 const size_t tree_later_count = COUNT(tree_later);

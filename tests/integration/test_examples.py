@@ -49,6 +49,10 @@ def test_examples(daemon, build, layer, top_k):
     lines = [f"stream {stream}: {STEPS} steps, y[0] = {expected(daemon, layer, top_k, stream + STEPS - 1)[0]:g}" for stream in (0, 1)]
     assert said.splitlines() == lines
     assert run(daemon, *python, "m", layer, top_k, STEPS, **path)[:2] == (0, said)
+    lanes = [f"lane {lane}: {STEPS} steps, y[0] = {expected(daemon, layer, top_k, lane + STEPS - 1)[0]:g}" for lane in range(4)]
+    for path_ in ("json", "ring"):
+        status, told, error = run(daemon, native(build, "lanes"), "m", layer, top_k, STEPS, path_)
+        assert (status, told.splitlines()) == (0, lanes), error
     forget(daemon)
     status, again, progress = run(daemon, *python, "m", layer, top_k, STEPS, MODEL, **path)
     assert (status, again) == (0, said) and re.search(r"^done: \d+ of \d+ bytes$", progress, re.M), progress

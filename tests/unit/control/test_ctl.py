@@ -286,6 +286,17 @@ def test_one_shot_is_shown(fake, tmp_path):
         assert words in run("--socket", daemon.path, "status").stdout
 
 
+def test_bench_paths(fake):
+    """The fake fp9d has no ring: JSON is what is left, and it is said; --ring insists."""
+    daemon = fake(model__list={"models": [MODEL]})
+    for more in ([], ["--json-path"]):
+        assert ctl(daemon, "bench", "m", "--tokens", 1, *more)["path"] == "json"
+    asked = [opened.get("ring") for opened in daemon.seen("session.open")]
+    assert asked == [True, None]
+    assert ctl(daemon, "bench", "m", "--ring", status=1)["error"]["name"] == "NOT_READY"
+    assert ctl(daemon, "bench", "m", "--ring", "--json-path", status=1)["error"]["name"] == "BAD_REQUEST"
+
+
 def test_bench_refused(fake):
     daemon = fake(model__list={"models": [MODEL, {**MODEL, "name": "dense", "layer_kinds": "dd", "experts": 0, "top_k": 0}]})
     assert ctl(daemon, "bench", "n", status=1)["error"]["name"] == "NO_SUCH"
@@ -303,7 +314,7 @@ def test_full_disk(fake):
 @pytest.mark.parametrize("line,name", [
     ("events", "events"), ("top", "top"), ("doctor", "doctor"), ("trace m", "trace"), ("events --help", "events"),
     ("duck add n host:1 --key-file f --spare", "duck add"), ("duck remove d", "duck remove"), ("duck drain d", "duck drain"),
-    ("bench m --ring", "bench --ring"), ("bench --json-path m", "bench --json-path"), ("load d --mtp --tp 2", "load --mtp")])
+    ("load d --mtp --tp 2", "load --mtp")])
 def test_what_is_missing_says_so(line, name):
     """Not a typing error (2) and no daemon needed: the interface has it, this version does not."""
     done = run("--json", *line.split())
