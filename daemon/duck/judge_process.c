@@ -114,6 +114,7 @@ int judge_main(int argc, char **argv)
         return 2;
     }
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)prctl(PR_SET_NAME, JUDGE_PROGRAM); /* it was started by descriptor, whose number would be its name */
     struct judge_job *job = job_map((int)job_fd);
     if (!job || getppid() != job->parent) /* it died before the prctl */
         return 2;

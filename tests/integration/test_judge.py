@@ -115,6 +115,25 @@ def test_parts_of_a_one_shot_step(fleet):
     assert (status["sessions"], status["one_shot_sessions"], status["persistent_judge"]) == (2, 1, True)
 
 
+def test_what_a_kernel_process_holds(fleet, chance):
+    """Its job, the weights and the standard streams; no link, no listening socket, nothing of fp9d's."""
+    for _ in range(20):
+        begun = fleet.begin(chance, True)
+        pid, held = fleet.kernel_process(), []
+        try:
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                if int(number) > 2:
+                    held.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+            with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+                assert file.read() == "fp9-kernel\n"
+        except (FileNotFoundError, AssertionError):  # it has ended, or is not yet itself: another look at another
+            held = []
+        assert fleet.finish(begun)
+        if len(held) >= 2:
+            break
+    assert sorted(name.split(" ")[0].split("-weights")[0] for name in held) == ["/memfd:fp9", "/memfd:fp9-job"], held
+
+
 @pytest.mark.parametrize("how", [{"fleet": "persistent_judge = no"}, {"env": {"FP9_PERSISTENT_JUDGE": "0"}},
                                  {"fleet": "persistent_judge = no", "env": {"FP9_PERSISTENT_JUDGE": "1"}}], ids=str)
 def test_chosen_for_all(make_daemon, truth, how):
