@@ -131,7 +131,10 @@ def test_what_a_kernel_process_holds(fleet, chance):
         assert fleet.finish(begun)
         if len(held) >= 2:
             break
-    assert sorted(name.split(" ")[0].split("-weights")[0] for name in held) == ["/memfd:fp9", "/memfd:fp9-job"], held
+    # A service's manager may leave it files of its own.
+    ours = sorted(name for name in held if name.startswith(("/memfd:", "socket:", "anon_inode:")))
+    assert len(ours) == 2 and ours[0].startswith("/memfd:fp9-job") and ours[1].startswith("/memfd:fp9-weights"), held
+    assert fleet.kind == "service" or len(held) == 2, held
 
 
 @pytest.mark.parametrize("how", [{"fleet": "persistent_judge = no"}, {"env": {"FP9_PERSISTENT_JUDGE": "0"}},
