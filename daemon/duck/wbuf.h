@@ -46,13 +46,14 @@ uint64_t wbuf_used(const struct wbuf *wbuf);     /* whole pages of slots, droppe
 /* A slot in the state FILLING. NO_MEMORY "needs X, has Y" when no range is free, the table is full or the system has no pages. */
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
 /* The same without its memory, which is still to be taken, by any thread: wbuf_take_pages of each part before its first byte is written,
- * and of the whole before it is summed. Part by part, since the system clears pages, and what is written to soon after is in the cache still.
+ * and of the whole before it is summed. Part by part, since the system clears pages, and what is written to soon after is still in the
+ * cache.
  * -ENOMEM/-ENOSPC: the slot is to be dropped. */
 struct wbuf_pages {
     int fd;       /* borrowed */
     uint8_t *map; /* of the first byte; borrowed */
     uint64_t offset, bytes;
-    bool zero; /* the pages are zero until they are written to */
+    bool zero; /* until they are written to */
 };
 int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
 struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t slot);

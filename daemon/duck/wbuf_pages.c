@@ -51,4 +51,3 @@ int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t byt
     }
     return r;
 }
-

@@ -4,7 +4,8 @@
  *
  * Reads, digests and converts layer 0 to n-1 of a checkpoint (LOADPARTS_BYTES at most, so that a run is short) and prints one line of JSON,
  * bytes of the checkpoint a second: `read` of files in the page cache by one thread in large sequential reads (a pass before it brings
- * them there), `digest` by one thread and by all, `convert` by all threads, as the ducks of tp ranks do it. */
+ * them there), `digest` by one thread and by all, `convert` by all threads, as the ducks of tp ranks do it, into memory that is there
+ * already, and `memory`: how fast all threads get fresh memory for the converted weights from the system. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/head/load_slice.h"
 #include "daemon/model/checkpoint.h"
@@ -24,6 +26,7 @@
 #define LOADPARTS_BYTES (UINT64_C(1) << 30)
 #define READ_BYTES (8u * 1024 * 1024)
 #define THREADS_MAX 256
+#define MEMORY_PARTS 64
 
 struct part {
     const uint8_t *codes;
@@ -44,6 +47,7 @@ struct parts {
     struct layout_mlp *layouts;
     _Atomic size_t next;
     _Atomic int failed;
+    int fds[MEMORY_PARTS];
 };
 
 static int take_experts(struct parts *parts, struct err *err)
@@ -92,6 +96,23 @@ static int read_files(const struct parts *parts, uint64_t *ret_bytes, struct err
             *ret_bytes += (uint64_t)n;
     }
     return 0;
+}
+
+/* ---- memory ---- */
+
+/* Takes a part of what the packed weights need, as a duck does for its buffer: the system clears it, and a virtual machine may first have
+ * to get it from its host. */
+static void *take_memory(void *user)
+{
+    struct parts *parts = user;
+    for (size_t i; (i = atomic_fetch_add(&parts->next, 1)) < MEMORY_PARTS;) {
+        size_t bytes = parts->bytes / 8 * 9 / MEMORY_PARTS;
+        _cleanup_(closep) int fd = memfd_create("loadparts", MFD_CLOEXEC);
+        if (fd < 0 || fallocate(fd, 0, 0, (off_t)bytes) < 0)
+            atomic_store(&parts->failed, -errno);
+        parts->fds[i] = STEAL_FD(fd);
+    }
+    return NULL;
 }
 
 /* ---- by threads ---- */
@@ -222,6 +243,9 @@ static int run(const char *dir, uint64_t tp, uint64_t multiple_of, struct err *e
         int threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
         threads = threads > THREADS_MAX ? THREADS_MAX : threads;
         double digest_one = by_threads(&parts, digest_some, 1), digest_all = by_threads(&parts, digest_some, threads);
+        double memory = by_threads(&parts, take_memory, threads);
+        for (int i = 0; i < MEMORY_PARTS; i++)
+            close(parts.fds[i]);
         double convert_one = by_threads(&parts, convert_some, 1), convert_all = by_threads(&parts, convert_some, threads);
         r = atomic_load(&parts.failed);
         if (r < 0)
@@ -229,8 +253,8 @@ static int run(const char *dir, uint64_t tp, uint64_t multiple_of, struct err *e
         else
             printf("{\"bytes\": %" PRIu64
                    ", \"threads\": %d, \"read\": %.0f, \"digest\": %.0f, \"digest_all\": %.0f, \"convert_one\": %.0f, "
-                   "\"convert\": %.0f}\n",
-                   parts.bytes, threads, read_rate, digest_one, digest_all, convert_one, convert_all);
+                   "\"convert\": %.0f, \"memory\": %.0f}\n",
+                   parts.bytes, threads, read_rate, digest_one, digest_all, convert_one, convert_all, memory);
     }
     free(parts.items);
     free(parts.memory);

@@ -18,7 +18,8 @@ KEYS = {
         'duck "NAME"': {"address": "HOST:PORT", "key_file": "", "plaintext": "no", "spare": "no"},
     }),
     "conf/fp9-duck.conf": ("fp9-duck", "daemon/duck", {
-        "duck": {"listen": "127.0.0.1:7909", "key_file": "", "plaintext": "no", "memory": "", "prealloc": "no", "cores": "", "huge_pages": "auto",
+        "duck": {"listen": "127.0.0.1:7909", "key_file": "", "plaintext": "no", "memory": "", "prealloc": "no", "cores": "",
+                 "huge_pages": "auto",
                  "spin_us": "auto", "name": ""},
     }),
 }

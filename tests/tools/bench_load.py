@@ -67,7 +67,7 @@ def cold(build, path, daemon, tp):
     parts = json.loads(subprocess.run([program(build, "fp9-loadparts"), path, str(tp), "64"], check=True, stdout=subprocess.PIPE,
                                       stdin=subprocess.DEVNULL).stdout)
     size = size_of(path)
-    for name in ("read", "digest", "digest_all", "convert_one", "convert"):
+    for name in ("read", "digest", "digest_all", "convert_one", "convert", "memory"):
         print(f"  {name:14} alone {parts[name] / 1e9:6.2f} GB/s")
     pids = [pid for pid, _ in daemon.group_members(daemon.process.pid)]
     # The second time the system has the memory at hand that the first one had to get; both read, digest, send and convert everything.
@@ -75,7 +75,8 @@ def cold(build, path, daemon, tp):
         before = cpu_seconds(pids)
         seconds, _ = load(daemon, path, "big", tp, "--force")
         rate, slowest = size / seconds, min(parts["read"], parts["digest"], parts["convert"])
-        print(f"  {what:14} {rate / 1e9:6.2f} GB/s: {size / 1e9:.2f} GB in {seconds:.2f} s, {rate / slowest:.0%} of the slowest part; "
+        print(f"  {what:14} {rate / 1e9:6.2f} GB/s: {size / 1e9:.2f} GB in {seconds:.2f} s, {rate / slowest:.0%} of the slowest of read, "
+              "digest and conversion; "
               f"{(cpu_seconds(pids) - before) / seconds:.2f} CPUs busy of {parts['threads']}; fp9d's memory at most "
               f"{peak_memory(daemon.process.pid) / 1e6:.0f} MB", flush=True)
         daemon.ok("unload", "big", "--drop-cache")
@@ -129,15 +130,19 @@ def main():
     parser.add_argument("--ducks", type=int, default=4, help="local ducks, each one a rank")
     parser.add_argument("--folder", help="where the checkpoints go (default: a temporary folder)")
     parser.add_argument("--checkpoint", help="a checkpoint that is there already, for the cold load")
+    parser.add_argument("--prealloc", action="store_true", help="let the ducks take all of their memory before anything is measured")
     parser.add_argument("--only", choices=("cold", "warm", "beside"))
     args = parser.parse_args()
     build = os.path.abspath(args.build)
     with tempfile.TemporaryDirectory(prefix="fp9-load-", dir=args.folder) as folder:
         path = args.checkpoint or make(build, folder, "big", layers=args.layers)
         memory = size_of(path) * 9 // 8 // args.ducks + (512 << 20)
-        daemon = Daemon(build, folder, ducks=args.ducks, memory=f"{memory >> 20}M", conf=os.environ.get("FP9_BENCH_CONF", ""))
+        daemon = Daemon(build, folder, ducks=args.ducks, memory=f"{memory >> 20}M", conf=os.environ.get("FP9_BENCH_CONF", ""),
+                        fleet="local_prealloc = yes" if args.prealloc else "")
         try:
             daemon.start()
+            if args.prealloc:
+                daemon.wait_for("their memory", lambda: daemon.log().count("prealloc: the buffer") == args.ducks, 120)
             if args.only in (None, "cold"):
                 cold(build, path, daemon, args.ducks)
             if args.only in (None, "beside"):

@@ -1,4 +1,4 @@
-/* Rows that a real duck reads in the stage: the same slots as rows in frames give, every ticket told once, nothing beyond the stage read. */
+/* Rows that a real duck reads in the stage: the same slots as rows in frames give, every ticket told once, nothing read beyond it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
