@@ -5,8 +5,10 @@
 #include <time.h>
 
 #include "ctl/commands.h"
+#include "ctl/layers.h"
 #include "ctl/random.h"
 #include "ctl/stats.h"
+#include "ctl/straggler.h"
 #include "ctl/table.h"
 
 #define CLIENTS_MAX 64
@@ -29,6 +31,7 @@ struct client {
     struct random random;
     int32_t *all; /* [experts], a permutation of the ids */
     struct stats_steps steps;
+    struct straggler late;
     struct stats token_us; /* time of all layers for one step of tokens */
     bool failed;
     struct fp9_error error; /* of the failure */
@@ -89,6 +92,8 @@ static bool pass(struct client *client, bool counted)
             return false;
         }
         us += timing.job_time_us;
+        if (counted)
+            straggler_add(&client->late, &timing);
         if (counted && !stats_steps_add(&client->steps, &timing))
             return client_fails(client, "NO_MEMORY", "out of memory");
     }
@@ -158,8 +163,26 @@ static void add_quantiles(json_t *result, const char *key, struct stats *stats)
     json_object_set_new(result, key, json_pack("{s:o,s:o}", "p50", stats_json(p50), "p99", stats_json(p99)));
 }
 
-static enum ctl_exit report(const struct ctl *ctl, const struct bench *bench, struct client *clients, uint32_t count, double seconds)
+/* Into the first client's. */
+static enum ctl_exit name_straggler(struct ctl *ctl, struct client *clients, uint32_t count, json_t **ret_straggler)
 {
+    json_t *ducks;
+    enum ctl_exit r = ctl_call(ctl, "duck.list", NULL, &ducks);
+    if (r)
+        return r;
+    for (uint32_t i = 1; i < count; i++)
+        straggler_append(&clients[0].late, &clients[i].late);
+    *ret_straggler = straggler_json(&clients[0].late, ducks);
+    json_decref(ducks);
+    return CTL_DONE;
+}
+
+static enum ctl_exit report(struct ctl *ctl, const struct bench *bench, struct client *clients, uint32_t count, double seconds)
+{
+    json_t *straggler;
+    enum ctl_exit r = name_straggler(ctl, clients, count, &straggler);
+    if (r)
+        return r;
     struct stats_steps steps = {0};
     struct stats token_us = {0};
     bool good = true;
@@ -181,6 +204,7 @@ static enum ctl_exit report(const struct ctl *ctl, const struct bench *bench, st
     json_object_set_new(result, "judge_ratio", stats_json(stats_quantile(&steps.judge_ratio, 0.5)));
     json_object_set_new(result, "gparam_per_s", stats_json(steps.params / steps.duck_us / 1e3));
     json_object_set_new(result, "effective_read_gb_per_s", stats_json(steps.weight_bytes / steps.duck_us / 1e3));
+    json_object_set_new(result, "straggler", straggler);
     stats_steps_modes(&steps, result);
     stats_steps_one_shot(&steps, false, result);
     if (bench->prefill)
@@ -195,36 +219,17 @@ static enum ctl_exit report(const struct ctl *ctl, const struct bench *bench, st
     return good ? CTL_DONE : CTL_FAILED;
 }
 
-/* The model's entry of model.list, borrowed from `list`. */
-static const json_t *find_model(const json_t *list, const char *name)
-{
-    size_t i;
-    json_t *model;
-    json_array_foreach(json_object_get(list, "models"), i, model)
-    {
-        const char *text = json_string_value(json_object_get(model, "name"));
-        if (text && strcmp(text, name) == 0)
-            return model;
-    }
-    return NULL;
-}
-
 static enum ctl_exit read_model(const struct ctl *ctl, const json_t *list, struct bench *bench)
 {
-    const json_t *model = find_model(list, bench->model);
-    if (!model)
-        return ctl_fail_with(ctl, "NO_SUCH", "no model \"%s\"", bench->model);
-    json_int_t experts = json_integer_value(json_object_get(model, "experts")), top_k = json_integer_value(json_object_get(model, "top_k"));
-    bench->layer_kinds = json_string_value(json_object_get(model, "layer_kinds"));
-    if (!bench->layer_kinds || experts < 0 || experts > 65536 || top_k < 0 || top_k > experts)
-        return ctl_fail_with(ctl, "INTERNAL", "fp9d does not say layer_kinds, experts and top_k of %s", bench->model);
-    bool moe = strchr(bench->layer_kinds, 'm') != NULL;
-    if (moe && top_k == 0)
-        return ctl_fail_with(ctl, "INTERNAL", "fp9d says no top_k of %s, which has MoE layers", bench->model);
-    if (bench->null_ids && !moe)
+    struct layers layers;
+    enum ctl_exit r = layers_read(ctl, list, bench->model, &layers);
+    if (r)
+        return r;
+    if (bench->null_ids && !layers.top_k)
         return ctl_fail_with(ctl, "BAD_REQUEST", "--null: %s has no MoE layer", bench->model);
-    bench->experts = (uint32_t)experts;
-    bench->top_k = moe ? (uint32_t)top_k : 0;
+    bench->layer_kinds = layers.kinds;
+    bench->experts = layers.experts;
+    bench->top_k = layers.top_k;
     return CTL_DONE;
 }
 

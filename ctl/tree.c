@@ -90,6 +90,11 @@ static const struct tree_option bench_options[] = {
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
 };
 
+static const struct tree_option trace_options[] = {
+    {"--output", "FILE", TREE_TEXT, .doc = "write it there; to standard output when left out"},
+    {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
+};
+
 #define MODEL_ARG                                                                                                                          \
     {                                                                                                                                      \
         "N", TREE_TEXT, "model"                                                                                                            \
@@ -132,6 +137,11 @@ const struct tree_command tree_commands[] = {
      .run = step_prefill,
      .doc = "input through one layer of model N, all tokens at once"},
     {"bench", {{"N", TREE_TEXT}}, OPTIONS(bench_options), .run = bench_run, .doc = "every layer of model N once per token, timed"},
+    {"trace",
+     {{"N", TREE_TEXT}},
+     OPTIONS(trace_options),
+     .run = trace_run,
+     .doc = "one token through every layer of model N, as a timeline for chrome://tracing or Perfetto"},
     {"session list", .run = show_sessions, .doc = "the open sessions"},
     {"job list", .run = show_jobs, .doc = "the jobs that are known"},
     {"job show", {JOB_ARG}, .run = show_job, .doc = "one job"},
@@ -144,6 +154,6 @@ const size_t tree_command_count = COUNT(tree_commands);
 
 const struct tree_later tree_later[] = {
     {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL},
-    {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},          {"top", NULL},           {"trace", NULL},
+    {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},          {"top", NULL},
 };
 const size_t tree_later_count = COUNT(tree_later);

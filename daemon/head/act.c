@@ -64,6 +64,16 @@ static void job_changed(struct head *head, uint64_t id)
     waiters_job_changed(head, job);
 }
 
+/* Counted after the answer, for which the client need not wait; by then the lane may be another step's. */
+static void step_done_and_counted(struct head *head, uint64_t session, uint32_t lane)
+{
+    struct metrics_step taken;
+    bool counts = metrics_step_take(head, session, lane, &taken);
+    step_done(head, session, lane);
+    if (counts)
+        metrics_step_add(head, &taken);
+}
+
 static void act(struct head *head, const struct core_action *action)
 {
     struct core *core = head->core;
@@ -106,10 +116,7 @@ static void act(struct head *head, const struct core_action *action)
         break;
     case CORE_ACT_STEP_CHUNK: session_send_chunk(head, action->id, action->lane); break;
     case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id, action->lane); break;
-    case CORE_ACT_STEP_DONE:
-        step_done(head, action->id, action->lane);
-        metrics_step_done(head, action->id, action->lane); /* after the answer: the client need not wait for it */
-        break;
+    case CORE_ACT_STEP_DONE: step_done_and_counted(head, action->id, action->lane); break;
     case CORE_ACT_STEP_FAILED: step_failed(head, action->id, action->lane); break;
     }
 }

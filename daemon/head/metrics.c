@@ -120,34 +120,44 @@ void metrics_answer(struct head *head, uint64_t now, uint32_t duck, const struct
     timing_answer(head->metrics->timing, now, duck, step->prefill ? TIMING_PREFILL : TIMING_DECODE, done->duck_time_ns);
 }
 
-void metrics_step_done(struct head *head, uint64_t id, uint32_t lane)
+bool metrics_step_take(const struct head *head, uint64_t id, uint32_t lane, struct metrics_step *ret_step)
 {
     const struct core *core = head->core;
     const struct core_session *session = core_session_find(head->core, id);
     const struct core_step *done = session ? &session->steps[lane] : NULL;
     if (!done || !done->chunks)
-        return; /* a step of no tokens: no duck was asked */
-    struct timing_step step = {
-        .lane = lane,
-        .kind = done->prefill ? TIMING_PREFILL : TIMING_DECODE,
-        .layer = done->layer,
-        .tokens = done->tokens,
-        .judge_wait_ns = done->judge_wait_ns,
-        .duck_max_ns = done->duck_max_ns,
-        .params = done->params,
-        .weight_bytes = done->weight_bytes,
-        .tiles = done->tiles,
-        .tile_tokens = done->tile_tokens,
-        .straggler = done->straggler,
-        .straggler_ns = done->straggler_ns,
-    };
-    struct timing *timing = head->metrics->timing;
+        return false;
     const struct arch *arch = core->models[session->model].arch;
-    uint32_t place = (uint32_t)(session - core->sessions), last_layer = arch ? arch->layers - 1 : 0;
+    *ret_step = (struct metrics_step){
+        .now = done->answered_ns,
+        .place = (uint32_t)(session - core->sessions),
+        .last_layer = arch ? arch->layers - 1 : 0,
+        .timing =
+            {
+                .lane = lane,
+                .kind = done->prefill ? TIMING_PREFILL : TIMING_DECODE,
+                .layer = done->layer,
+                .tokens = done->tokens,
+                .judge_wait_ns = done->judge_wait_ns,
+                .duck_max_ns = done->duck_max_ns,
+                .params = done->params,
+                .weight_bytes = done->weight_bytes,
+                .tiles = done->tiles,
+                .tile_tokens = done->tile_tokens,
+                .straggler = done->straggler,
+                .straggler_ns = done->straggler_ns,
+            },
+    };
+    return true;
+}
+
+void metrics_step_add(struct head *head, const struct metrics_step *step)
+{
+    struct timing *timing = head->metrics->timing;
     struct timing_forward forwards[2];
-    uint32_t ended = timing_step(timing, done->answered_ns, place, last_layer, &step, forwards);
+    uint32_t ended = timing_step(timing, step->now, step->place, step->last_layer, &step->timing, forwards);
     for (uint32_t i = 0; i < ended; i++)
-        log_forward(head, timing->sessions[place], &forwards[i]);
+        log_forward(head, timing->sessions[step->place], &forwards[i]);
 }
 
 /* ---- reading ---- */

@@ -35,8 +35,16 @@ void metrics_session_ready(struct head *head, uint64_t session);
 void metrics_session_gone(struct head *head, uint64_t session);
 /* A rank has answered a chunk of the step. */
 void metrics_answer(struct head *head, uint64_t now, uint32_t duck, const struct core_step *step, const struct msg_step_done *done);
-/* The step in this lane of the session is done and answered. Logs the forwards that end with it, at level debug. */
-void metrics_step_done(struct head *head, uint64_t session, uint32_t lane);
+/* What is to be counted of a step that is done. */
+struct metrics_step {
+    uint64_t now;
+    uint32_t place, last_layer; /* of its session in struct core; of its model */
+    struct timing_step timing;
+};
+/* False: nothing, it had no tokens. */
+bool metrics_step_take(const struct head *head, uint64_t session, uint32_t lane, struct metrics_step *ret_step);
+/* Logs the forwards that end with it, at level debug. */
+void metrics_step_add(struct head *head, const struct metrics_step *step);
 
 /* With what running jobs have read and sent so far. */
 void metrics_bytes(const struct head *head, uint64_t *ret_read, uint64_t *ret_sent);

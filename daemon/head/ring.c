@@ -101,6 +101,8 @@ void ring_step_done(struct head *head, struct session *session, uint32_t lane, c
         .team_ns = step->parts.team_ns,
         .run_ns = step->parts.run_ns,
         .exit_ns = step->parts.exit_ns,
+        .last = step->straggler == CORE_NONE ? 0 : step->straggler + 1,
+        .straggler_ns = step->straggler_ns,
     };
     session->ring->memory->slots[index].answer = answer;
     publish(head, session->ring, index);

@@ -2,6 +2,7 @@
 #include "daemon/head/rpc.h"
 #include "daemon/head/cache_check.h"
 #include "daemon/head/session.h"
+#include "proto/base/clock.h"
 
 #include <errno.h>
 #include <string.h>
@@ -60,12 +61,13 @@ static int handle(const struct call *call, const struct schema_method *method, j
 
 void rpc_dispatch(struct head *head, uint64_t client, const char *line, size_t length)
 {
+    uint64_t received_ns = clock_now_ns();
     struct rpc_request request = {0};
     json_t *id = NULL, *result = NULL;
     struct err err = {0};
     int r = rpc_request_parse(line, length, &request, &id, &err);
     if (r == 0) {
-        struct call call = {.head = head, .client = client, .id = request.id, .params = request.params};
+        struct call call = {.head = head, .client = client, .id = request.id, .params = request.params, .received_ns = received_ns};
         r = handle(&call, request.method, &result, &err);
         if (r == 0)
             control_reply(head->control, client, request.id, result, -1);

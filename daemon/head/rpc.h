@@ -10,6 +10,7 @@ struct call {
     uint64_t client;
     const json_t *id;     /* borrowed; json_incref to keep */
     const json_t *params; /* borrowed; checked against the schema */
+    uint64_t received_ns; /* when its line was taken */
 };
 
 enum { RPC_LATER = 1 };

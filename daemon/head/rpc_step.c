@@ -36,10 +36,14 @@ static int step(const struct call *call, bool prefill, struct err *err)
         .tensors = {tensor_of(call->params, "x"), tensor_of(call->params, "topk_ids"), tensor_of(call->params, "topk_weights"),
                     tensor_of(call->params, "y")},
     };
+    _cleanup_(trace_freep) struct trace *trace = NULL;
+    if (rpc_param_bool(call->params, "trace", false) && !(trace = trace_new(call->received_ns, session->tp)))
+        return err_no_memory(err, "trace", session->tp);
     uint32_t lane;
     int r = step_take(call->head, session, &step, &lane, err);
     if (r < 0)
         return r;
+    session->lanes[lane].trace = STEAL(trace);
     session->lanes[lane].step_id = json_incref((json_t *)call->id);
     return RPC_LATER;
 }
@@ -73,6 +77,10 @@ static json_t *step_json(const struct core_step *done)
         json_object_set_new(json, "mode", json_integer(done->mode));
     if (done->one_shot)
         json_object_set_new(json, "one_shot_us", one_shot_json(&done->parts));
+    if (done->straggler != CORE_NONE) {
+        json_object_set_new(json, "straggler", json_integer(done->straggler));
+        json_object_set_new(json, "straggler_us", rpc_real((double)done->straggler_ns / 1e3));
+    }
     if (done->prefill) {
         json_object_set_new(json, "tiles", json_integer((json_int_t)done->tiles));
         json_object_set_new(json, "avg_tile_batch", rpc_real(done->tiles ? (double)done->tile_tokens / (double)done->tiles : 0.0));
@@ -96,6 +104,9 @@ void rpc_step_done(struct head *head, struct session *session, uint32_t index, c
 {
     struct session_lane *lane = &session->lanes[index];
     json_t *step_id = STEAL(lane->step_id), *json = step_json(step);
+    _cleanup_(trace_freep) struct trace *trace = STEAL(lane->trace);
+    if (trace)
+        json_object_set_new(json, "trace", trace_json(trace, head->core, core_session_find(head->core, session->id)));
     if (lane->y_b64 && attach_y(session, lane, step->tokens, json) < 0) {
         struct err err = {0};
         err_no_memory(&err, "y", B64_BYTES_MAX);
@@ -110,6 +121,7 @@ void rpc_step_done(struct head *head, struct session *session, uint32_t index, c
 void rpc_step_failed(struct head *head, struct session *session, uint32_t lane, const struct err *err)
 {
     json_t *step_id = STEAL(session->lanes[lane].step_id);
+    trace_free(STEAL(session->lanes[lane].trace));
     control_reply_error(head->control, session->client, step_id, err);
     json_decref(step_id);
 }

@@ -30,6 +30,7 @@ static void lane_release(struct session_lane *lane)
     free(lane->x_copy);
     free(lane->y_copy);
     json_decref(lane->step_id);
+    trace_free(lane->trace);
 }
 
 static void session_free(struct head *head, struct session *session)
@@ -216,8 +217,11 @@ void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
         memcpy(ids, lane->ids + first, pairs * sizeof(int32_t));
         memcpy(weights, lane->weights + first, pairs * sizeof(float));
     }
-    for (uint32_t rank = 0; rank < core_session->tp; rank++)
+    trace_chunk(lane->trace, step);
+    for (uint32_t rank = 0; rank < core_session->tp; rank++) {
         peer_send_step(head->peers[core_session->duck_of_rank[rank]], out, core_session->ranks[rank] == CORE_RANK_OPEN);
+        trace_sent(lane->trace, rank);
+    }
 }
 
 static int check_result(const struct session *session, const struct core_session *core_session, const struct core_step *step,
@@ -276,6 +280,7 @@ void session_take_result(struct head *head, uint32_t duck, const struct frame *f
         memcpy(session->lanes[lane].partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size, done.partial,
                bytes);
     metrics_answer(head, now, duck, &core_session->steps[lane], &done);
+    trace_answered(session->lanes[lane].trace, now, rank, done.duck_time_ns);
     core_step_result(head->core, now, duck, id, frame->request, &done);
 }
 
@@ -304,5 +309,6 @@ void session_sum_chunk(struct head *head, uint64_t id, uint32_t lane_index)
     } else {
         kernels_to_bf16((uint16_t *)lane->y + first, lane->sum, count);
     }
+    trace_summed(lane->trace);
     core_step_summed(head->core, clock_now_ns(), id, lane_index);
 }

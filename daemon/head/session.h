@@ -8,6 +8,7 @@
 #include <jansson.h>
 
 #include "daemon/head/head.h"
+#include "daemon/head/trace.h"
 #include "proto/control/b64.h"
 
 #define SESSION_ALIGN 64 /* of offsets in the arena */
@@ -37,6 +38,7 @@ struct session_lane {
     json_t *step_id;    /* owned; of the request to answer; NULL: it came through the ring */
     uint32_t ring_slot; /* then */
     bool in_ring;
+    struct trace *trace; /* owned; NULL: nobody has asked for it */
     struct session_range tensors[SESSION_TENSORS]; /* the client's, while it is busy */
     const uint8_t *x;                              /* in the arena or x_copy */
     uint8_t *y;                                    /* in the arena or y_copy */

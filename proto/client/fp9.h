@@ -194,6 +194,8 @@ struct fp9_timing {
     double avg_tile_batch; /* prefill: tokens per tile; NaN when not given */
     int mode;              /* how the ducks ran it, see fp9_mode_name(); -1 when not given (an empty step) */
     struct fp9_one_shot one_shot;
+    int straggler;       /* of several ranks, the duck that answered last, its id in duck.list; -1 when not given */
+    double straggler_us; /* how long fp9d waited for it alone; NaN when not given */
 };
 
 /* 0 dense forward, 1 MoE forward (one core), 4 MoE forward SMP, 5 dense prefill, 6 MoE prefill; "unknown" for others. Up to 4 tokens run

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <limits.h>
 #include <math.h>
 #include <sched.h>
 #include <string.h>
@@ -163,6 +164,8 @@ int ring_take(struct ring_client *ring, uint32_t slot, struct fp9_timing *ret_ti
                      .team_us = parts ? us_of(answer.team_ns) : (double)NAN,
                      .run_us = parts ? us_of(answer.run_ns) : (double)NAN,
                      .exit_us = parts ? us_of(answer.exit_ns) : (double)NAN},
+        .straggler = answer.last > 0 && answer.last <= INT_MAX ? (int)answer.last - 1 : -1,
+        .straggler_us = answer.last ? us_of(answer.straggler_ns) : (double)NAN,
     };
     return 0;
 }

@@ -1,5 +1,6 @@
 /* decode and prefill: where a step's tensors are, the call, its timing. */
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -214,6 +215,13 @@ static int mode_of(const json_t *result)
     return json_is_integer(value) && mode >= 0 && mode < 256 ? (int)mode : -1;
 }
 
+static int straggler_of(const json_t *result)
+{
+    const json_t *value = json_object_get(result, "straggler");
+    json_int_t duck = json_integer_value(value);
+    return json_is_integer(value) && duck >= 0 && duck <= INT_MAX ? (int)duck : -1;
+}
+
 static struct fp9_one_shot one_shot_of(const json_t *result)
 {
     const json_t *parts = json_object_get(result, "one_shot_us");
@@ -239,6 +247,8 @@ static struct fp9_timing timing_of(const json_t *result)
         .avg_tile_batch = number_or_nan(result, "avg_tile_batch"),
         .mode = mode_of(result),
         .one_shot = one_shot_of(result),
+        .straggler = straggler_of(result),
+        .straggler_us = number_or_nan(result, "straggler_us"),
     };
 }
 

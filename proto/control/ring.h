@@ -89,10 +89,11 @@ struct ring_answer {
     uint32_t failed;   /* 1: only the slot's text counts */
     uint32_t mode;     /* RING_MODE_NONE: none */
     uint32_t one_shot; /* 1: spawn_ns to exit_ns count */
-    uint32_t zero;
+    uint32_t last;     /* 1 + straggler; 0: there is one rank, straggler_ns does not count */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
     uint64_t tiles, tile_tokens; /* of a prefill: avg_tile_batch = tile_tokens / tiles */
     uint64_t spawn_ns, map_ns, team_ns, run_ns, exit_ns;
+    uint64_t straggler_ns;
 };
 
 #define RING_NAME_MAX 64
@@ -128,7 +129,7 @@ struct ring {
     struct ring_slot slots[RING_SLOTS];
 };
 
-_Static_assert(sizeof(struct ring_call) == 64 && sizeof(struct ring_answer) == 104, "the layout is part of the protocol");
+_Static_assert(sizeof(struct ring_call) == 64 && sizeof(struct ring_answer) == 112, "the layout is part of the protocol");
 _Static_assert(sizeof(_Atomic uint32_t) == 4 && ATOMIC_INT_LOCK_FREE == 2, "words of the ring are plain words in memory");
 
 #endif

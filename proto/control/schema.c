@@ -131,6 +131,7 @@ static const struct schema_param step_params[] = {
     INT("top_k", OPTIONAL, 1, 64, "columns of topk_ids; the session's top_k_max when left out (with b64: by the length)"),
     TENSOR("topk_ids", OPTIONAL, ids_dtypes, "I32 [T, top_k], -1 is an empty slot; left out for a dense layer"),
     TENSOR("topk_weights", OPTIONAL, weights_dtypes, "F32 [T, top_k]; left out for a dense layer"),
+    BOOL("trace", "also tell when what happened: trace in the answer"),
     TENSOR("x", REQUIRED, x_dtypes, "BF16 [T, hidden_size]"),
     TENSOR("y", OPTIONAL, y_dtypes, "BF16 or F32 [T, hidden_size], where the output goes; without an offset it comes back as {b64, dtype}"),
 };
@@ -139,7 +140,7 @@ static const struct schema_param step_params[] = {
 #define NO_PARAMS NULL, 0
 #define STEP_RESULT                                                                                                                        \
     "judge_wait_us, duck_max_us, judge_gap_us, judge_ratio, mode, params, weight_bytes, one_shot_us of a one-shot session, "               \
-    "y when the request gave it no offset"
+    "straggler, straggler_us, trace when it was asked for, y when the request gave it no offset"
 
 /* Sorted by name: schema_find() searches, and the test of this table checks it. */
 const struct schema_method schema_methods[] = {

@@ -364,7 +364,7 @@ static void sessions(void **state)
     const struct answer answers[] = {
         {.line = OPENED, .fds = {arena}, .fd_count = 1, .in_bytes = true, .look = look_open},
         {.line = ANSWER(2, "{\"judge_wait_us\":30,\"duck_max_us\":20.5,\"judge_gap_us\":9.5,\"judge_ratio\":null,\"params\":7,"
-                        "\"one_shot_us\":{\"spawn\":1,\"map\":2,\"team\":3,\"run\":4,\"exit\":5.5}}"),
+                        "\"one_shot_us\":{\"spawn\":1,\"map\":2,\"team\":3,\"run\":4,\"exit\":5.5},\"straggler\":3,\"straggler_us\":7.25}"),
          .look = look_step},
         {.line = ANSWER(3, "{}")},
     };
@@ -397,6 +397,8 @@ static void sessions(void **state)
     const struct fp9_one_shot *one_shot = &timing.one_shot;
     assert_true(one_shot->spawn_us == 1.0 && one_shot->map_us == 2.0 && one_shot->team_us == 3.0 && one_shot->run_us == 4.0);
     assert_true(one_shot->exit_us == 5.5);
+    assert_int_equal(timing.straggler, 3);
+    assert_true(timing.straggler_us == 7.25);
     /* What cannot be right is refused without a call. */
     step.tokens = 5;
     assert_int_equal(fp9_decode(session, &step, NULL, &error), -EINVAL);

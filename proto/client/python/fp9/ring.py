@@ -15,7 +15,7 @@ VERSION, SLOTS, BYTES = 1, 8, 20864  # BYTES: of the whole
 SUBMITTED, QUEUE, WAITS, COMPLETED, ENDED, END_TEXT, SLOTS_AT = 64, 68, 128, 256, 260, 320, 2432
 SLOT_BYTES, DONE, ANSWER, TEXT = 2304, 64, 72, 192
 CALL = struct.Struct("<BBHIIIIIQQQQQ")
-ANSWERED = struct.Struct("<IIIIQQQQQQQQQQQ")
+ANSWERED = struct.Struct("<IIIIQQQQQQQQQQQQ")
 NAME, MESSAGE, VALUES = 64, 1024, 1024
 WAITS_NOTIFIED = 2
 KINDS = {"decode": 0, "prefill": 1}
@@ -96,7 +96,7 @@ class Ring:
 
     def _answer(self, slot, kind):
         at = SLOTS_AT + slot * SLOT_BYTES
-        failed, mode, one_shot, _, wait, most, params, weight_bytes, tiles, tile_tokens, *parts = ANSWERED.unpack_from(self._memory,
+        failed, mode, one_shot, last, wait, most, params, weight_bytes, tiles, tile_tokens, *parts = ANSWERED.unpack_from(self._memory,
                                                                                                                    at + ANSWER)
         if failed:
             return None, self._error(at + TEXT)
@@ -106,6 +106,8 @@ class Ring:
             told["mode"] = mode
         if one_shot:
             told["one_shot_us"] = {name: value / 1e3 for name, value in zip(("spawn", "map", "team", "run", "exit"), parts)}
+        if last:
+            told.update(straggler=last - 1, straggler_us=parts[5] / 1e3)
         if kind == "prefill":
             told.update(tiles=tiles, avg_tile_batch=tile_tokens / tiles if tiles else 0.0)
         return told, None

@@ -175,7 +175,8 @@ class Session:
         """Many tokens through one layer; the same bits as decode()."""
         return self._run("prefill", layer, x, topk_ids, topk_weights, more)
 
-    def start(self, kind, layer, x=None, topk_ids=None, topk_weights=None, tokens=None, top_k=None, places=None, deadline_ms=None):
+    def start(self, kind, layer, x=None, topk_ids=None, topk_weights=None, tokens=None, top_k=None, places=None, deadline_ms=None,
+              trace=None):
         """Begins a step of kind "decode" or "prefill" without waiting; gives the Step.
 
         x             [tokens][hidden_size], BF16 bit patterns (to_bf16() makes them): any contiguous buffer of 2-byte elements, or bytes
@@ -183,6 +184,7 @@ class Session:
         An input given is copied into `places` (the session's own when left out). With x left out, the inputs stand there already: give
         tokens=, and for a MoE layer top_k=, whose columns then stand packed at the beginning of places.topk_ids and places.topk_weights.
         deadline_ms   fail with DEADLINE when it takes longer
+        trace         True: the answer also tells when what happened, timing["trace"]
 
         As many steps as the session has lanes may be under way, more are refused with BUSY. Without `places` an x that is given goes into
         the first of session.lane_places that no step uses, or at least none that was not answered.
@@ -199,6 +201,8 @@ class Session:
         params = {"session": self.id, "layer": layer, **self.params(tokens, top_k, places)}
         if deadline_ms is not None:
             params["deadline_ms"] = deadline_ms
+        if trace is not None:
+            params["trace"] = trace
         places.step = Step(self, kind, params, places)
         return places.step
 
@@ -256,7 +260,7 @@ class Step:
 
     y       the output in the arena, [tokens][hidden_size]; it is there after wait() and lasts until the places are used again
     timing  after wait(): job_time_us (this call as the caller sees it), judge_wait_us, duck_max_us, judge_gap_us, judge_ratio (None when
-            it is not defined), params (weights applied), weight_bytes, for prefill tiles and avg_tile_batch, for a one-shot step
+            it is not defined), straggler (of several ranks the duck that answered last, its id) and straggler_us, params (weights applied), weight_bytes, for prefill tiles and avg_tile_batch, for a one-shot step
             one_shot_us (spawn, map, team, run, exit of the slowest kernel process)
     """
 
