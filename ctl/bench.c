@@ -166,12 +166,12 @@ static void add_quantiles(json_t *result, const char *key, struct stats *stats)
 /* Into the first client's. */
 static enum ctl_exit name_straggler(struct ctl *ctl, struct client *clients, uint32_t count, json_t **ret_straggler)
 {
-    json_t *ducks;
-    enum ctl_exit r = ctl_call(ctl, "duck.list", NULL, &ducks);
-    if (r)
-        return r;
+    json_t *ducks = NULL;
     for (uint32_t i = 1; i < count; i++)
         straggler_append(&clients[0].late, &clients[i].late);
+    enum ctl_exit r = straggler_any(&clients[0].late) ? ctl_call(ctl, "duck.list", NULL, &ducks) : CTL_DONE;
+    if (r)
+        return r;
     *ret_straggler = straggler_json(&clients[0].late, ducks);
     json_decref(ducks);
     return CTL_DONE;

@@ -19,6 +19,14 @@ void straggler_append(struct straggler *straggler, const struct straggler *more)
     }
 }
 
+bool straggler_any(const struct straggler *straggler)
+{
+    for (size_t i = 0; i < STRAGGLER_DUCKS; i++)
+        if (straggler->steps[i])
+            return true;
+    return false;
+}
+
 /* The duck's name, or its number when the fleet has lost it meanwhile. */
 static json_t *name_of(size_t id, const json_t *ducks)
 {

@@ -19,6 +19,7 @@ class FakeDaemon:
 
     def __init__(self, path, answers):
         self.path, self.answers, self.requests, self.lock = path, answers, [], threading.Lock()
+        self.stragglers = {}  # by layer: (duck, us)
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(64)
@@ -100,5 +101,6 @@ class FakeDaemon:
         duck = 20.0 if active or "topk_ids" not in params else 0.0
         return {"judge_wait_us": 30.0, "duck_max_us": duck, "judge_gap_us": 30.0 - duck, "judge_ratio": 30.0 / duck if duck else None,
                 "params": 1000 * tokens, "weight_bytes": 1125 * tokens, "tiles": 2 * tokens, "avg_tile_batch": 1.0,
+                **dict(zip(("straggler", "straggler_us"), self.stragglers.get(params["layer"], ()))),
                 **({"one_shot_us": {"spawn": 5.0, "map": 1.0, "team": 2.0, "run": duck, "exit": 3.0}} if session.get("one_shot") else {}),
                 "mode": (0 if "topk_ids" not in params else 4) if tokens <= 4 else 6 if "topk_ids" in params else 5}

@@ -266,6 +266,16 @@ def test_bench(fake, more):
     assert said.get("one_shot_us") == (parts if "--one-shot" in more else None)
 
 
+def test_bench_straggler(fake):
+    """Layer 0 waits for duck 7, the two others for duck 2, whose name is known."""
+    daemon = fake(model__list={"models": [MODEL]}, duck__list={"ducks": [{"id": 7, "name": "a"}, {"id": 2, "name": "slow"}]})
+    daemon.stragglers = {0: (7, 100.0), 1: (2, 5.0), 2: (2, 10.0)}
+    said = ctl(daemon, "bench", "m", "--tokens", 4, "--clients", 2)["straggler"]
+    assert said == {"duck": "slow", "share": pytest.approx(2 / 3), "late_us": 7.5}
+    daemon.stragglers = {}
+    assert ctl(daemon, "bench", "m", "--tokens", 1)["straggler"] is None
+
+
 def test_one_shot_is_shown(fake, tmp_path):
     """decode: medians of its steps; prefill, of one step here: sums; the text says the same; status and session list tell the judges."""
     status = {"state": "ready", "version": "1", "uptime_s": 1, "sessions": 3, "jobs": 0, "ducks": [], "models": []}

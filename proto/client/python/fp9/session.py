@@ -260,7 +260,8 @@ class Step:
 
     y       the output in the arena, [tokens][hidden_size]; it is there after wait() and lasts until the places are used again
     timing  after wait(): job_time_us (this call as the caller sees it), judge_wait_us, duck_max_us, judge_gap_us, judge_ratio (None when
-            it is not defined), straggler (of several ranks the duck that answered last, its id) and straggler_us, params (weights applied), weight_bytes, for prefill tiles and avg_tile_batch, for a one-shot step
+            it is not defined), params (weights applied), weight_bytes, for prefill tiles and avg_tile_batch, of several ranks straggler
+            (the duck that answered last, its id) and straggler_us (for how long it was waited for alone), for a one-shot step
             one_shot_us (spawn, map, team, run, exit of the slowest kernel process)
     """
 
