@@ -74,19 +74,19 @@ static void name_ranks(struct trace *trace, const json_t *ranks)
 }
 
 /* Adds a rank's spans; *last_sent and *last_answer are moved on. The duck tells how long its kernels ran and not when: they are drawn in
- * the middle between the sending of the step and the arrival of its answer. */
+ * the middle between the sending of the step and the arrival of its answer. A duck may begin before fp9d knows that all is sent; what is
+ * longer than that time ends with it. */
 static void add_rank(struct trace *trace, json_int_t layer, int64_t received, size_t index, const json_t *rank, int64_t *last_sent,
                      int64_t *last_answer)
 {
     int64_t sent = received + json_integer_value(json_object_get(rank, "sent_ns")),
             answered = received + json_integer_value(json_object_get(rank, "answered_ns")),
             duck_time = json_integer_value(json_object_get(rank, "duck_time_ns"));
-    int64_t begin = sent + (answered - sent - duck_time) / 2;
+    int64_t spare = answered - sent - duck_time, begin = answered - duck_time - (spare > 0 ? spare / 2 : 0);
     int row = TID_LINKS + (int)index;
     span(trace, PID_DAEMON, row, "send", *last_sent, sent, layer);
     span(trace, PID_DAEMON, row, "wait", sent, answered, layer);
-    span(trace, PID_DUCKS + (int)index, TID_STEPS, "kernels", begin > sent ? begin : sent, (begin > sent ? begin : sent) + duck_time,
-         layer);
+    span(trace, PID_DUCKS + (int)index, TID_STEPS, "kernels", begin, begin + duck_time, layer);
     *last_sent = sent;
     *last_answer = answered > *last_answer ? answered : *last_answer;
 }

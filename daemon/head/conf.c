@@ -165,8 +165,9 @@ int conf_check(const struct conf *conf, struct err *err)
                        conf->socket, strlen(conf->socket), sizeof address.sun_path - 1);
     if (*conf->admin_group && !getgrnam(conf->admin_group))
         return err_set(err, -ENOENT, ERR_BAD_REQUEST, "[daemon] admin_group: there is no group \"%s\"", conf->admin_group);
-    if (*conf->metrics_listen)
-        return err_set(err, -ENOTSUP, ERR_BAD_REQUEST, "[daemon] metrics_listen: this version has no metrics listener; leave it empty");
+    char host[TRANSPORT_TCP_HOST_MAX], port[TRANSPORT_TCP_PORT_MAX];
+    if (*conf->metrics_listen && transport_tcp_split(conf->metrics_listen, host, port, err) < 0)
+        return err_prefix(err, "[daemon] metrics_listen");
     for (uint32_t i = 0; i < conf->duck_count; i++) {
         int r = check_duck(conf, i, err);
         if (r < 0)

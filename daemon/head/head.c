@@ -22,6 +22,7 @@
 #include "daemon/head/load_stream.h"
 #include "daemon/head/local.h"
 #include "daemon/head/metrics.h"
+#include "daemon/head/metrics_http.h"
 #include "daemon/head/remember.h"
 #include "daemon/head/revoked.h"
 #include "daemon/head/ring.h"
@@ -179,6 +180,7 @@ static void tick(void *user)
     waiters_tick(head, now);
     remember_tick(head, now);
     control_tick(head->control, now);
+    metrics_http_tick(head->metrics_http, now);
     act_run(head);
     if (now - head->watchdog_fed_ns >= head->watchdog_ns && head->watchdog_ns) {
         sd_notify(0, "WATCHDOG=1");
@@ -426,6 +428,8 @@ static int build(struct head *head, struct err *err)
         r = open_db(head, err);
     if (r == 0)
         r = open_control(head, err);
+    if (r == 0 && *conf->metrics_listen)
+        r = metrics_http_new(head, conf->metrics_listen, &head->metrics_http, err);
     if (r == 0)
         r = add_ducks(head, err);
     if (r == 0)
@@ -455,6 +459,7 @@ static void take_down(struct head *head)
     worker_free(head->bulk);
     worker_free(head->disk);
     control_free(head->control);
+    metrics_http_free(head->metrics_http);
     for (uint32_t i = 0; i < CORE_DUCKS_MAX; i++)
         peer_free(head->peers[i]);
     load_free_all(head);

@@ -16,6 +16,7 @@ struct fdstore;
 struct stage;
 struct load;
 struct metrics;
+struct metrics_http;
 struct remember;
 struct revoked;
 struct ring_host;
@@ -38,6 +39,7 @@ struct head {
     struct control *control;
     struct load *loads; /* list */
     struct metrics *metrics;
+    struct metrics_http *metrics_http; /* NULL: not configured */
     struct remember *remembered; /* list */
     struct revoked *revoked;     /* what the ducks are told of dead keys */
     struct session *sessions;    /* list */

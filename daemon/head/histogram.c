@@ -55,17 +55,16 @@ void histogram_add(struct histogram *histogram, uint64_t now, uint64_t value)
     histogram->buckets[which][bucket_of(value)]++;
 }
 
-/* The value of the rank-th smallest of the periods asked for, from 1. */
-static double at_rank(const struct histogram *histogram, const bool use[2], uint64_t rank)
+/* The values of rising ranks, counted from 1, of the periods asked for. */
+static void at_ranks(const struct histogram *histogram, const bool use[2], const uint64_t *ranks, double *const *values, size_t count)
 {
     uint64_t seen = 0;
-    for (size_t bucket = 0; bucket < HISTOGRAM_BUCKETS; bucket++) {
+    for (size_t bucket = 0, i = 0; bucket < HISTOGRAM_BUCKETS && i < count; bucket++) {
         for (uint32_t which = 0; which < 2; which++)
             seen += use[which] ? histogram->buckets[which][bucket] : 0;
-        if (seen >= rank)
-            return middle_of(bucket);
+        for (; i < count && seen >= ranks[i]; i++)
+            *values[i] = middle_of(bucket);
     }
-    return NAN;
 }
 
 void histogram_read(const struct histogram *histogram, uint64_t now, struct histogram_summary *ret_summary)
@@ -81,13 +80,12 @@ void histogram_read(const struct histogram *histogram, uint64_t now, struct hist
             summary.max = histogram->max[which];
     }
     if (summary.recent) {
-        double *const to[] = {&summary.p50, &summary.p90, &summary.p99};
-        static const uint64_t percents[] = {50, 90, 99};
-        for (size_t i = 0; i < 3; i++) {
-            /* The middle of the highest bucket may lie above the highest value. */
-            double value = at_rank(histogram, use, (summary.recent * percents[i] + 99) / 100);
-            *to[i] = value > (double)summary.max ? (double)summary.max : value;
-        }
+        double *const values[] = {&summary.p50, &summary.p90, &summary.p99};
+        const uint64_t ranks[] = {(summary.recent + 1) / 2, (summary.recent * 90 + 99) / 100, (summary.recent * 99 + 99) / 100};
+        at_ranks(histogram, use, ranks, values, 3);
+        /* The middle of the highest bucket may lie above the highest value. */
+        for (size_t i = 0; i < 3; i++)
+            *values[i] = fmin(*values[i], (double)summary.max);
     }
     *ret_summary = summary;
 }

@@ -127,6 +127,8 @@ def test_timeline(served, tmp_path):
                 continue
             kernel = [k for k in rows[(pid, 1)] if k["args"]["layer"] == call["args"]["layer"]]
             assert len(kernel) == 1 and kernel[0]["dur"] > 0, kernel
+            encoded = next(s for s in mine if s["name"] == "encode")
+            assert encoded["ts"] + encoded["dur"] <= kernel[0]["ts"] + 0.0021, (encoded, kernel)
             assert kernel[0]["ts"] + kernel[0]["dur"] <= wait["ts"] + wait["dur"] + 0.0021, (kernel, wait)
     # To standard output it is the picture itself, with --json or without.
     for flag in ([], ["--json"]):

@@ -67,7 +67,7 @@ static void every_key_is_taken(void **state)
     (void)state;
     _cleanup_(conf_freep) struct conf *conf = NULL;
     struct err err = {0};
-    assert_int_equal(load("[daemon]\nsocket=/s\nstate_dir=/d\nlog_level=debug\nadmin_group=root\nmetrics_listen=\n"
+    assert_int_equal(load("[daemon]\nsocket=/s\nstate_dir=/d\nlog_level=debug\nadmin_group=root\nmetrics_listen=127.0.0.1:9\n"
                           "[fleet]\nlocal_ducks=3\nlocal_memory=2G\nlocal_cores=0\npersistent_judge=no\npartials=f32\n"
                           "heartbeat_s=5\ngrace_s=0\ndeadline_s=86400\n",
                           &conf, &err),
@@ -76,6 +76,7 @@ static void every_key_is_taken(void **state)
     assert_string_equal(conf->state_dir, "/d");
     assert_string_equal(conf->log_level, "debug");
     assert_string_equal(conf->admin_group, "root");
+    assert_string_equal(conf->metrics_listen, "127.0.0.1:9");
     assert_int_equal(conf->local_ducks, 3);
     assert_true(conf->local_memory == UINT64_C(2) << 30);
     assert_string_equal(conf->local_cores, "0");
@@ -121,7 +122,7 @@ static void refusals_name_the_key(void **state)
         {"[fleet]\nlocal_memory=99999999999999999999T\n", {"local_memory", "size"}},
         {"[fleet]\npartials=fp8\n", {"partials", "bf16, f32"}},
         {"[daemon]\nadmin_group=no-such-group-here\n", {"admin_group", "no-such-group-here"}},
-        {"[daemon]\nmetrics_listen=127.0.0.1:1\n", {"metrics_listen", "this version"}},
+        {"[daemon]\nmetrics_listen=127.0.0.1\n", {"metrics_listen", "HOST:PORT"}},
         {"[fleet]\ndeadline_s=86401\n", {"deadline_s", "86400"}},
         {"[duck \"kitchen\"]\naddress=kitchen:7909\n", {"kitchen", "plaintext"}},
         {"[duck \"kitchen\"]\naddress=kitchen:7909\nplaintext=yes\nkey_file=/etc/hosts\n", {"kitchen", "key_file"}},
