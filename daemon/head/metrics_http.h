@@ -1,8 +1,8 @@
 /* [daemon] metrics_listen: GET /metrics over HTTP, for Prometheus. Loop thread only.
  *
  * Our own few lines and not libevent's evhttp, which bounds neither the number of connections nor the time that one takes in all: here a
- * connection has one request of HTTP_REQUEST_MAX bytes, METRICS_HTTP_PATIENCE for everything, and at most METRICS_HTTP_CLIENTS are served at
- * a time; the others wait in the kernel's queue. The text is written at most once a second, however often it is asked for. */
+ * connection has one request of HTTP_REQUEST_MAX bytes, METRICS_HTTP_PATIENCE for everything, and at most METRICS_HTTP_CLIENTS are served
+ * at a time; the others wait in the kernel's queue. The text is written at most once a second, however often it is asked for. */
 #ifndef FP9_HEAD_METRICS_HTTP_H
 #define FP9_HEAD_METRICS_HTTP_H
 
