@@ -54,6 +54,8 @@ void link_free(struct link *link)
         steps_done(&link->steps, link->running[i].step);
     }
     steps_release(&link->steps);
+    while (wbuf_stale(link->wbuf)) /* nobody is delayed by it now */
+        wbuf_reclaim(link->wbuf);
     free(link);
 }
 
@@ -215,7 +217,7 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
     r = link_tell_room(link, err); /* before the answer, with which a load may begin */
     if (r < 0)
         return r;
-    if (wbuf_doomed(link->wbuf) == doomed)
+    if (wbuf_doomed(link->wbuf) == doomed && !wbuf_stale(link->wbuf))
         return link_sent(msg_dropped_encode(link->out, frame->request, freed), err);
     link->drops[link->drop_count].request = frame->request;
     link->drops[link->drop_count++].freed = freed;
@@ -225,12 +227,23 @@ static int on_drop(struct link *link, const struct frame *frame, struct err *err
 int link_answer_drops(struct link *link, struct err *err)
 {
     int r = link_tell_room(link, err);
-    if (wbuf_doomed(link->wbuf))
+    if (wbuf_doomed(link->wbuf) || wbuf_stale(link->wbuf))
         return r;
     for (size_t i = 0; i < link->drop_count && r == 0; i++)
         r = link_sent(msg_dropped_encode(link->out, link->drops[i].request, link->drops[i].freed), err);
     link->drop_count = 0;
     return r;
+}
+
+bool link_has_chores(const struct link *link)
+{
+    return wbuf_stale(link->wbuf) > 0;
+}
+
+int link_chore(struct link *link, struct err *err)
+{
+    wbuf_reclaim(link->wbuf);
+    return link_has_chores(link) ? 0 : link_answer_drops(link, err);
 }
 
 /* ---- what is done to finished slots ------------------------------------------------------------- */

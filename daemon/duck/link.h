@@ -3,6 +3,8 @@
  * Steps run on the kernel thread, those of a kind in order, interactive ones (steps.h) before batch work; rows are packed on a thread of
  * their own (packer.h); all else is answered at once, PING also while kernels run. A DROP that meets a running step on its slots, and a
  * SESSION_CLOSE that meets one of its session, are answered after it. One thread at a time (with a channel: by the feed's lock, feed.h).
+ * their own (packer.h); all else is answered at once, PING also while kernels run. A DROP is answered when the system has the memory back:
+ * after the steps that still read it. A SESSION_CLOSE that meets a step of its session is answered after it. One thread.
  */
 #ifndef FP9_DUCK_LINK_H
 #define FP9_DUCK_LINK_H
@@ -48,6 +50,9 @@ int link_verify_fd(const struct link *link);
 int link_verify_event(struct link *link, struct err *err);
 /* True while a session is open. */
 bool link_has_sessions(const struct link *link);
+/* True while dropped memory is to be given back, a piece (some 0.3 ms) a call, when nothing else is to be done. Negative as above. */
+bool link_has_chores(const struct link *link);
+int link_chore(struct link *link, struct err *err);
 /* True once HELLO was exchanged. */
 bool link_greeted(const struct link *link);
 /* What its HELLO says, 0 when it does not. */

@@ -37,7 +37,7 @@ struct link {
         uint32_t slot;
         enum msg_dtype dtype;
     } running[EXEC_PLACES];
-    /* DROPs whose memory a running step still reads. */
+    /* DROPs whose memory a running step still reads, or the system does not have back yet. */
     struct {
         uint64_t request, freed;
     } drops[DROPS_WAITING_MAX];
@@ -55,7 +55,7 @@ int link_buffer_stamp(struct link *link, const struct frame *frame, struct err *
 int link_buffer_revoke(struct link *link, const struct frame *frame, struct err *err);
 /* ROOM, when the free ranges are not those of the last one. */
 int link_tell_room(struct link *link, struct err *err);
-/* When no running step reads dropped memory any more. */
+/* When the system has all dropped memory back. */
 int link_answer_drops(struct link *link, struct err *err);
 
 /* link_prepare.c: frames of loads, as link_frame has them. */

@@ -13,6 +13,7 @@
 
 #define READS_A_TURN 16              /* then signals and the kernel thread have their turn */
 #define OUT_HIGH (64u * 1024 * 1024) /* a peer that does not read its answers is not read either */
+#define CHORE_WAIT_MS 1              /* between chores while kernels want the CPUs */
 #define LAST_WORDS_MS 1000           /* for a FAIL to leave before the link is closed */
 
 enum { AT_LINK, AT_EXEC, AT_SIGNAL, AT_BESIDE, AT_VERIFY, AT_PACK, AT_COUNT };
@@ -183,6 +184,9 @@ static int locked_turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *r
         wait[AT_LINK].events &= ~POLLIN;
     bool busy = may_run(loop);
     int timeout = loop->more && !full ? 0 : patience(loop, busy);
+    bool chores = link_has_chores(loop->link);
+    if (chores && timeout)
+        timeout = busy ? CHORE_WAIT_MS : 0;
     feed_unlock(loop->feed);
     int got = poll(wait, AT_COUNT, timeout);
     feed_lock(loop->feed);
@@ -212,6 +216,8 @@ static int locked_turn(struct loop *loop, int signal_fd, bool *ret_stop, bool *r
         r = flush(loop, err);
     if (r >= 0 && (loop->more || wait[AT_LINK].revents & (POLLIN | POLLHUP | POLLERR)))
         r = serve_input(loop, err);
+    if (r >= 0 && chores)
+        r = link_chore(loop->link, err);
     if (r >= 0)
         r = feed_take(loop->feed, err);
     if (r >= 0)

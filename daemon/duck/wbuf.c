@@ -3,16 +3,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "daemon/duck/wbuf_file.h"
 #include "daemon/duck/wbuf_format.h"
+#include "daemon/duck/wbuf_stale.h"
 #include "proto/base/size.h"
-
-#define WBUF_LOCK_POLL_MS 5
-#define WBUF_LOCK_WAIT_MS 5000 /* a killed process with many pages takes its time */
 
 struct aux {
     struct geometry geometry; /* valid while the slot is in use */
@@ -21,7 +19,7 @@ struct aux {
     bool held;
     bool doomed;   /* dropped while pinned */
     bool finished; /* nobody writes into it any more */
-    bool zero;     /* its pages were given back before it was reserved */
+    bool zero;     /* it has no pages yet: they will be zero */
     uint64_t offset, bytes;
 };
 
@@ -36,6 +34,7 @@ struct wbuf {
     uint64_t stamp;   /* of slots begun or put under another key now */
     uint64_t changes; /* of order */
     bool keep_pages;  /* of dropped slots */
+    struct wbuf_stale stale;
 };
 
 static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
@@ -79,57 +78,6 @@ static void order_remove(struct wbuf *wbuf, uint32_t slot)
 
 /* ---- opening ---------------------------------------------------------------------------------- */
 
-static int own_memfd(uint64_t bytes, int *ret_fd, struct err *err)
-{
-    _cleanup_(closep) int fd = memfd_create("fp9-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return err_errno(err, "weight buffer: memfd_create");
-    if (bytes > INT64_MAX || ftruncate(fd, (off_t)bytes) < 0)
-        return err_errno(err, "weight buffer of %" PRIu64 " bytes", bytes);
-    *ret_fd = STEAL_FD(fd);
-    return 0;
-}
-
-/* The size of the file, set when it is empty. */
-static int file_size(int fd, uint64_t bytes, uint64_t *ret_size, struct err *err)
-{
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return err_errno(err, "weight buffer: descriptor %d", fd);
-    if (!S_ISREG(st.st_mode))
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "weight buffer: descriptor %d is no memfd or file", fd);
-    if (st.st_size == 0) {
-        if (bytes > INT64_MAX || ftruncate(fd, (off_t)bytes) < 0)
-            return err_errno(err, "weight buffer of %" PRIu64 " bytes", bytes);
-        st.st_size = (off_t)bytes;
-    }
-    if ((uint64_t)st.st_size < WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "weight buffer: %lld bytes, at least %" PRIu64 " are needed", (long long)st.st_size,
-                       WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN);
-    /* A file that shrinks under the mapping would kill us. A file that is no memfd cannot be sealed; its owner must be trusted. */
-    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
-    *ret_size = (uint64_t)st.st_size;
-    return 0;
-}
-
-/* Two processes on one buffer would write over each other's slots: a duck that is dying and the one that is started in its place. A record
- * lock belongs to the process; one of the descriptor (flock) would be shared with everybody the memfd was handed to. */
-static int take_lock(int fd, struct err *err)
-{
-    for (int waited_ms = 0;; waited_ms += WBUF_LOCK_POLL_MS) {
-        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-        if (fcntl(fd, F_SETLK, &lock) == 0)
-            return 0;
-        if (errno != EAGAIN && errno != EACCES)
-            return err_errno(err, "weight buffer: lock");
-        if (waited_ms >= WBUF_LOCK_WAIT_MS) {
-            bool known = fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-            return err_set(err, -EBUSY, ERR_BUSY, "weight buffer: process %d uses it", known ? (int)lock.l_pid : 0);
-        }
-        poll(NULL, 0, WBUF_LOCK_POLL_MS);
-    }
-}
-
 /* Takes over what the buffer holds. */
 static int attach(struct wbuf *wbuf, char *note, struct err *err)
 {
@@ -158,7 +106,7 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
     for (uint32_t i = 0; i <= wbuf->order_count; i++) {
         uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : wbuf->size;
         if (until > at)
-            (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at, (off_t)(until - at));
+            (void)wbuf_file_give_back(wbuf->fd, at, until - at);
         at = i < wbuf->order_count ? until + slot_pages(wbuf, wbuf->order[i]) : until;
     }
     snprintf(note, WBUF_NOTE_MAX, "attached: %u finished slots, %u unfinished ones dropped", wbuf->order_count, dropped);
@@ -171,7 +119,7 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
 
 static int format(struct wbuf *wbuf, struct err *err)
 {
-    (void)fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)WBUF_DATA_OFFSET, (off_t)(wbuf->size - WBUF_DATA_OFFSET));
+    (void)wbuf_file_give_back(wbuf->fd, WBUF_DATA_OFFSET, wbuf->size - WBUF_DATA_OFFSET);
     return wbuf_format_init(wbuf->header, wbuf->size, err);
 }
 
@@ -194,12 +142,12 @@ int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbu
 {
     _cleanup_(closep) int own = -1;
     uint64_t size = 0;
-    int r = fd < 0 ? own_memfd(bytes, &own, err) : 0;
+    int r = fd < 0 ? wbuf_file_own(bytes, &own, err) : 0;
     if (r < 0)
         return r;
-    r = file_size(fd < 0 ? own : fd, bytes, &size, err);
+    r = wbuf_file_size(fd < 0 ? own : fd, bytes, &size, err);
     if (r == 0)
-        r = take_lock(fd < 0 ? own : fd, err);
+        r = wbuf_file_lock(fd < 0 ? own : fd, err);
     if (r < 0)
         return r;
     _cleanup_(wbuf_freep) struct wbuf *wbuf = calloc(1, sizeof *wbuf);
@@ -353,11 +301,24 @@ static int no_room(const struct wbuf *wbuf, uint64_t bytes, uint64_t largest, st
     return -ENOMEM;
 }
 
-/* True when they are given back, and will be zero. */
-static bool give_back(struct wbuf *wbuf, uint64_t offset, uint64_t pages)
+/* Of a range that is free now: later, in pieces. */
+static void give_back(struct wbuf *wbuf, uint64_t offset, uint64_t pages)
 {
     uint64_t length = offset + pages > wbuf->size ? wbuf->size - offset : pages;
-    return !wbuf->keep_pages && fallocate(wbuf->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) == 0;
+    if (!wbuf->keep_pages && !wbuf_stale_add(&wbuf->stale, offset, offset + length))
+        (void)wbuf_file_give_back(wbuf->fd, offset, length);
+}
+
+uint64_t wbuf_stale(const struct wbuf *wbuf)
+{
+    return wbuf->stale.bytes;
+}
+
+void wbuf_reclaim(struct wbuf *wbuf)
+{
+    uint64_t begin, end;
+    if (wbuf_stale_take(&wbuf->stale, WBUF_RECLAIM_BYTES, &begin, &end))
+        (void)wbuf_file_give_back(wbuf->fd, begin, end - begin);
 }
 
 /* The first free range of at least `pages` bytes. */
@@ -447,8 +408,9 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_RELEASE);
     wbuf->aux[i].geometry = geometry;
     order_insert(wbuf, i);
-    /* It was given back when it became free, which may have failed: only now it is certain. */
-    wbuf->aux[i].zero = give_back(wbuf, offset, pages);
+    /* Pages of a slot before are used again as they are. Else the range was given back, which may have failed: only now it is certain. */
+    bool stale = wbuf_stale_cut(&wbuf->stale, offset, offset + pages);
+    wbuf->aux[i].zero = !wbuf->keep_pages && !stale && wbuf_file_give_back(wbuf->fd, offset, pages);
     *ret_slot = i;
     return 0;
 }
@@ -468,6 +430,8 @@ struct wbuf_pages wbuf_all_pages(const struct wbuf *wbuf)
 void wbuf_keep_pages(struct wbuf *wbuf)
 {
     wbuf->keep_pages = true;
+    wbuf->stale.count = 0;
+    wbuf->stale.bytes = 0;
 }
 
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
@@ -477,6 +441,8 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
     if (r < 0)
         return r;
     const struct wbuf_pages pages = wbuf_pages(wbuf, slot);
+    if (!pages.zero && !wbuf->keep_pages)
+        (void)wbuf_file_give_back(wbuf->fd, pages.offset, size_round_up(pages.bytes, WBUF_SLOT_ALIGN));
     r = wbuf_take_pages(&pages, 0, pages.bytes, err);
     if (r < 0) {
         wbuf_drop(wbuf, slot);

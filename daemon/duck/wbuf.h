@@ -4,8 +4,9 @@
  * one layer's share. It is written in the state FILLING; its finish flag comes last, so that a buffer taken over from a process that was
  * killed at any moment holds only whole slots: FILLING ones are dropped by wbuf_open.
  *
- * Memory is taken before it is written to, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later; a dropped slot's
- * pages are given back to the system, unless wbuf_keep_pages was called.
+ * Memory is taken before it is written to, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later. A dropped slot's
+ * range is free at once; its pages, unless somebody takes the range before, are given back to the system in pieces (wbuf_reclaim), since the
+ * kernel takes 0.13 ms for each MiB, or never when wbuf_keep_pages was called.
  *
  * Threads: all functions belong to one thread, but for those that say otherwise. Another may read the bytes of a pinned slot, and one may
  * write those of a pinned FILLING one.
@@ -71,7 +72,7 @@ void wbuf_finish(struct wbuf *wbuf, uint32_t slot);
 void wbuf_finish_summed(struct wbuf *wbuf, uint32_t slot, uint64_t checksum);
 /* A finished slot goes under another model key; its bytes and checksums stay. A process killed in the middle leaves it unfinished. */
 void wbuf_rekey(struct wbuf *wbuf, uint32_t slot, const uint8_t model_key[DIGEST_SIZE]);
-/* Frees a slot in any state; its memory at once, or when the last pin goes. Returns the bytes that will be free. */
+/* Frees a slot in any state; its range at once, or when the last pin goes. Returns the bytes that will be free. */
 uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t slot);
 
 /* The finished, sound slot of a model's layer, or WBUF_NONE. Any state: wbuf_find_any. */
@@ -105,6 +106,12 @@ struct wbuf_sums {
 struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
 /* Of a whole FILLING slot that is pinned, any thread: writes its parts' checksums and returns that of all. 0: out of memory. */
 uint64_t wbuf_sum(const struct wbuf_sums *sums);
+
+/* Bytes of dropped slots that the system does not have back yet; an owner that lives on calls wbuf_reclaim until there are none. */
+uint64_t wbuf_stale(const struct wbuf *wbuf);
+/* Gives back one piece of at most WBUF_RECLAIM_BYTES. */
+#define WBUF_RECLAIM_BYTES (UINT64_C(2) << 20)
+void wbuf_reclaim(struct wbuf *wbuf);
 
 /* Bytes of the free ranges, by offset; ret_ranges has room for WBUF_SLOTS_MAX + 1. Returns their number. */
 uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges);

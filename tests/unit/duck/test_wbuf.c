@@ -45,6 +45,12 @@ static uint64_t blocks(int fd)
     return (uint64_t)st.st_blocks * 512;
 }
 
+static void reclaim(struct wbuf *wbuf)
+{
+    for (uint64_t before; (before = wbuf_stale(wbuf)); assert_true(wbuf_stale(wbuf) < before))
+        wbuf_reclaim(wbuf);
+}
+
 static uint32_t add(struct wbuf *wbuf, uint32_t layer, bool finish, uint8_t fill)
 {
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, layer);
@@ -120,6 +126,8 @@ static void test_reuse_and_capacity(void **state)
 
     uint64_t offset = wbuf_offset(wbuf, b);
     assert_int_equal(wbuf_drop(wbuf, b), pages);
+    assert_int_equal(wbuf_stale(wbuf), pages);
+    reclaim(wbuf);
     assert_int_equal(blocks(fd), empty + 2 * pages); /* really given back */
     uint32_t d = add(wbuf, 3, true, 4);
     assert_int_equal(wbuf_offset(wbuf, d), offset);
@@ -243,6 +251,7 @@ static void test_random_allocation(void **state)
     }
     for (size_t i = 0; i < count; i++)
         wbuf_drop(wbuf, slots[i]);
+    reclaim(wbuf);
     assert_int_equal(blocks(fd), WBUF_DATA_OFFSET);
     wbuf_free(wbuf);
     close(fd);
@@ -326,6 +335,7 @@ static void spoiled_live(void (*spoil)(struct wbuf_header *), uint32_t spoiled_s
     assert_int_equal(wbuf_used(wbuf), used);
     wbuf_drop(wbuf, slots[!spoiled_slot]);
     wbuf_drop(wbuf, again);
+    reclaim(wbuf);
     assert_int_equal(wbuf_used(wbuf), 0);
     assert_int_equal(blocks(fd), WBUF_DATA_OFFSET);
     munmap(header, SIZE);
