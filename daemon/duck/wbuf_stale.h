@@ -1,4 +1,5 @@
-/* PURE. Which ranges of the weight buffer hold pages of slots that are no more: disjoint, by offset, neighbours merged. Private to wbuf.c. */
+/* PURE. Which ranges of the weight buffer hold pages of slots that are no more: disjoint, by offset, neighbours merged. Private to
+ * wbuf.c. */
 #ifndef FP9_DUCK_WBUF_STALE_H
 #define FP9_DUCK_WBUF_STALE_H
 
