@@ -104,6 +104,17 @@ def step_times(daemon, model, busy):
     return sorted(times)
 
 
+def judges(daemon, tp, tokens):
+    """A process for each step against threads that wait for it."""
+    persistent = daemon.ok("bench", "shakespeare", "--tokens", tokens)
+    show(f"tp {tp}", persistent)
+    one_shot = daemon.ok("bench", "shakespeare", "--tokens", max(tokens // 10, 1), "--one-shot")
+    show(f"tp {tp} one-shot", one_shot)
+    parts = ", ".join(f"{name} {value:.0f}" for name, value in one_shot["one_shot_us"].items())
+    ratio = one_shot["judge_gap_us"]["p50"] / persistent["judge_gap_us"]["p50"]
+    print(f"tp {tp}: one-shot gap / persistent gap {ratio:.1f}; where a one-shot step's time goes, us: {parts}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="./run bench", description="measure kernels and whole steps on this machine")
     parser.add_argument("--build", default="build", help="meson build directory")
@@ -123,8 +134,7 @@ def main():
             daemon.start()
             for tp in sorted({1, args.ducks}):
                 daemon.ok("load", MODEL, "--name", "shakespeare", "--tp", tp, "--multiple-of", 32)
-                show(f"tp {tp}", daemon.ok("bench", "shakespeare", "--tokens", args.tokens))
-                show(f"tp {tp} one-shot", daemon.ok("bench", "shakespeare", "--tokens", max(args.tokens // 10, 1), "--one-shot"))
+                judges(daemon, tp, args.tokens)
             daemon.ok("unload", "shakespeare", "--drop-cache")
             print("\nprompts through fp9d: a layer of Qwen3-30B with 64 experts, one duck with all cores", flush=True)
             subprocess.run([program(build, "fp9-mkckpt"), "--like", os.path.join(ROOT, "tests/data/configs/qwen3-30b-a3b-fp8.json"),
