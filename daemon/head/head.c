@@ -464,6 +464,7 @@ static void take_down(struct head *head)
         peer_free(head->peers[i]);
     load_free_all(head);
     remember_free_all(head);
+    jobs_free_all(head);
     session_free_all(head);
     waiters_free(head->waiters);
     revoked_free(head->revoked);

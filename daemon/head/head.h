@@ -14,6 +14,7 @@ struct control;
 struct db;
 struct fdstore;
 struct stage;
+struct jobs_task;
 struct load;
 struct metrics;
 struct metrics_http;
@@ -40,13 +41,14 @@ struct head {
     struct load *loads; /* list */
     struct metrics *metrics;
     struct metrics_http *metrics_http; /* NULL: not configured */
-    struct remember *remembered; /* list */
-    struct revoked *revoked;     /* what the ducks are told of dead keys */
-    struct session *sessions;    /* list */
-    struct ring_host *rings;     /* list */
-    struct waiters *waiters;     /* who waits for jobs and drops */
-    struct loop_timer *alarm;    /* for deadlines */
-    uint64_t alarm_ns;           /* when it rings; 0: it does not */
+    struct remember *remembered;       /* list */
+    struct jobs_task *jobs_saving;     /* list */
+    struct revoked *revoked;           /* what the ducks are told of dead keys */
+    struct session *sessions;          /* list */
+    struct ring_host *rings;           /* list */
+    struct waiters *waiters;           /* who waits for jobs and drops */
+    struct loop_timer *alarm;          /* for deadlines */
+    uint64_t alarm_ns;                 /* when it rings; 0: it does not */
     uint64_t started_ns;
     uint64_t watchdog_ns, watchdog_fed_ns; /* interval to feed systemd's watchdog at, 0: none; last time */
     bool stopping;

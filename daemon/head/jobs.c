@@ -36,24 +36,55 @@ static json_t *time_json(const struct core *core, uint64_t ns)
 
 /* ---- the database ---- */
 
-struct task {
+struct jobs_task {
+    struct jobs_task *next; /* of head->jobs_saving */
     struct head *head;
     struct db_job job;
 };
 
 static void save_run(void *user)
 {
-    struct task *task = user;
+    struct jobs_task *task = user;
     struct err err = {0};
     if (db_save_job(task->head->db, &task->job, &err) < 0)
         log_error("db", "job %lld is not remembered: %s", task->job.id, err.message);
 }
 
-static void save_done(void *user)
+static void task_free(struct jobs_task *task)
 {
-    struct task *task = user;
     free(task->job.result);
     free(task);
+}
+
+static void save_done(void *user)
+{
+    struct jobs_task *task = user;
+    struct head *head = task->head;
+    struct jobs_task **at = &head->jobs_saving;
+    while (*at != task)
+        at = &(*at)->next;
+    *at = task->next;
+    const struct core_job *job = core_job_find(head->core, (uint64_t)task->job.id);
+    task_free(task);
+    if (job && core_job_over(job) && !jobs_pending(head, job->id))
+        waiters_job_changed(head, job);
+}
+
+bool jobs_pending(const struct head *head, uint64_t job)
+{
+    for (const struct jobs_task *task = head->jobs_saving; task; task = task->next)
+        if ((uint64_t)task->job.id == job)
+            return true;
+    return false;
+}
+
+void jobs_free_all(struct head *head)
+{
+    while (head->jobs_saving) {
+        struct jobs_task *next = head->jobs_saving->next;
+        task_free(head->jobs_saving);
+        head->jobs_saving = next;
+    }
 }
 
 void jobs_save(struct head *head, uint64_t id)
@@ -62,10 +93,12 @@ void jobs_save(struct head *head, uint64_t id)
     const struct core_job *job = core_job_find(head->core, id);
     if (!job)
         return;
-    struct task *task = calloc(1, sizeof *task);
+    struct jobs_task *task = calloc(1, sizeof *task);
     if (!task)
         abort();
     task->head = head;
+    task->next = head->jobs_saving;
+    head->jobs_saving = task;
     struct db_job *to = &task->job;
     *to = (struct db_job){
         .id = (long long)job->id,

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/jobs.h"
 #include "daemon/head/remember.h"
 #include "daemon/head/rpc.h"
 #include "proto/base/clock.h"
@@ -142,7 +143,7 @@ static void tell(struct head *head, const struct core_job *job, bool watchers, u
 void waiters_job_changed(struct head *head, const struct core_job *job)
 {
     uint64_t now = clock_now_ns();
-    if (job->state == CORE_JOB_DONE && remember_pending(head, job->model_name))
+    if (core_job_over(job) && (jobs_pending(head, job->id) || (job->state == CORE_JOB_DONE && remember_pending(head, job->model_name))))
         return; /* again when it is written down */
     tell(head, job, true, now);
     tell(head, job, false, now);
