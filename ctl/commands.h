@@ -39,6 +39,9 @@ enum ctl_exit trace_run(struct ctl *ctl, const struct parse_args *args);
 /* bench.c */
 enum ctl_exit bench_run(struct ctl *ctl, const struct parse_args *args);
 
+/* events.c */
+enum ctl_exit events_run(struct ctl *ctl, const struct parse_args *args);
+
 /* help.c */
 enum ctl_exit help_completion(struct ctl *ctl, const struct parse_args *args);
 

@@ -95,6 +95,10 @@ static const struct tree_option trace_options[] = {
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
 };
 
+static const struct tree_option events_options[] = {
+    {"--count", "N", TREE_INT, NULL, 1, 1000000000, .doc = "end after N lines"},
+};
+
 #define MODEL_ARG                                                                                                                          \
     {                                                                                                                                      \
         "N", TREE_TEXT, "model"                                                                                                            \
@@ -148,12 +152,13 @@ const struct tree_command tree_commands[] = {
     {"job wait", {JOB_ARG}, .run = admin_job_wait, .doc = "wait for a job and print its result"},
     {"job cancel", {JOB_ARG}, .run = admin_job_cancel, .doc = "stop a job"},
     {"metrics", .run = metrics_print, .doc = "what is counted, as Prometheus reads it, or with --json one object"},
+    {"events", OPTIONS(events_options), .run = events_run, .doc = "what happens from now on, a line for each"},
     {"completion", {{"SHELL", TREE_TEXT}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
 };
 const size_t tree_command_count = COUNT(tree_commands);
 
 const struct tree_later tree_later[] = {
     {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL},
-    {"duck remove", NULL}, {"events", NULL},   {"load", "--mtp"},          {"top", NULL},
+    {"duck remove", NULL}, {"load", "--mtp"},  {"top", NULL},
 };
 const size_t tree_later_count = COUNT(tree_later);

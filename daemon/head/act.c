@@ -4,6 +4,7 @@
 
 #include "daemon/head/cache_check.h"
 #include "daemon/head/cache_db.h"
+#include "daemon/head/events.h"
 #include "daemon/head/head.h"
 #include "daemon/head/jobs.h"
 #include "daemon/head/load.h"
@@ -61,6 +62,8 @@ static void job_changed(struct head *head, uint64_t id)
         jobs_ended(head, job);
         load_forget(head, id);
     }
+    if (core_job_over(job))
+        events_job(head, job, false);
     waiters_job_changed(head, job);
 }
 
@@ -74,6 +77,23 @@ static void step_done_and_counted(struct head *head, uint64_t session, uint32_t 
         metrics_step_add(head, &taken);
 }
 
+static void start_load(struct head *head, uint64_t id)
+{
+    const struct core_job *job = core_job_find(head->core, id);
+    if (job && !job->started_ns) /* else it opens anew */
+        events_job(head, job, true);
+    load_open(head, id);
+}
+
+/* A new one, but for those that an earlier life has left behind. A load that starts at once is told of when it does. */
+static void save_job(struct head *head, uint64_t id)
+{
+    const struct core_job *job = core_job_find(head->core, id);
+    jobs_save(head, id);
+    if (job && !core_job_over(job) && (job->state == CORE_JOB_QUEUED || job->model == CORE_NONE))
+        events_job(head, job, false);
+}
+
 static void act(struct head *head, const struct core_action *action)
 {
     struct core *core = head->core;
@@ -81,13 +101,13 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_START_DUCK: peer_start(head->peers[action->duck]); break;
     case CORE_ACT_STOP_DUCK: peer_stop(head->peers[action->duck]); break;
     case CORE_ACT_PING: send_ping(head, action->duck); break;
-    case CORE_ACT_OPEN: load_open(head, action->id); break;
+    case CORE_ACT_OPEN: start_load(head, action->id); break;
     case CORE_ACT_DIGEST: load_digest(head, action->id); break;
     case CORE_ACT_REKEY: load_send_rekeys(head, action->duck, action->id); break;
     case CORE_ACT_STREAM: load_stream(head, action->id); break;
     case CORE_ACT_STREAM_CANCEL: load_cancel(head, action->id); break;
     case CORE_ACT_JOB_CHANGED: job_changed(head, action->id); break;
-    case CORE_ACT_JOB_SAVE: jobs_save(head, action->id); break;
+    case CORE_ACT_JOB_SAVE: save_job(head, action->id); break;
     case CORE_ACT_ERRAND_STOP: cache_check_cancel(head, action->id); break;
     case CORE_ACT_SAVE_MODEL: remember_model(head, &core->models[action->id], false); break;
     case CORE_ACT_FORGET_MODEL:
@@ -95,10 +115,16 @@ static void act(struct head *head, const struct core_action *action)
         metrics_model_gone(head, (uint32_t)action->id);
         break;
     case CORE_ACT_SAVE_REVOKED: cache_db_save_revoked(head); break;
-    case CORE_ACT_SAVE_LOSSES: cache_db_save_losses(head); break;
+    case CORE_ACT_SAVE_LOSSES:
+        cache_db_save_losses(head);
+        events_losses(head);
+        break;
     case CORE_ACT_MIRROR: cache_db_save_duck(head, action->duck); break;
     case CORE_ACT_DROP: send_drop(head, action->duck, action->id); break;
-    case CORE_ACT_REVOKE: revoked_drop(head, core_drop_find(core, action->id)); break;
+    case CORE_ACT_REVOKE:
+        revoked_drop(head, core_drop_find(core, action->id));
+        events_revoked(head, core_drop_find(core, action->id));
+        break;
     case CORE_ACT_DROP_DONE:
         waiters_drop_done(head, core_drop_find(core, action->id));
         core_drop_release(core, action->id);
@@ -124,6 +150,11 @@ static void act(struct head *head, const struct core_action *action)
 void act_run(struct head *head)
 {
     struct core_action action;
-    while (core_next_action(head->core, &action))
+    bool news = false;
+    while (core_next_action(head->core, &action)) {
+        news |= action.type < CORE_ACT_STEP_CHUNK && action.type != CORE_ACT_PING; /* steps change nothing that is told */
         act(head, &action);
+    }
+    if (news)
+        events_look(head);
 }

@@ -41,7 +41,21 @@ static const char *const migrations[] = {
 
 int db_err(struct db *db, const char *what, struct err *err)
 {
-    return err_set(err, -EIO, ERR_INTERNAL, "%s: %s: %s", db->path, what, db->handle ? sqlite3_errmsg(db->handle) : "cannot be opened");
+    const char *why = db->handle ? sqlite3_errmsg(db->handle) : "cannot be opened";
+    pthread_mutex_lock(&db->lock);
+    db->errors++;
+    snprintf(db->last_error, sizeof db->last_error, "%.512s: %.400s", what, why);
+    pthread_mutex_unlock(&db->lock);
+    return err_set(err, -EIO, ERR_INTERNAL, "%s: %s: %s", db->path, what, why);
+}
+
+uint64_t db_errors(struct db *db, char ret_last[ERR_MESSAGE_MAX])
+{
+    pthread_mutex_lock(&db->lock);
+    uint64_t errors = db->errors;
+    memcpy(ret_last, db->last_error, sizeof db->last_error);
+    pthread_mutex_unlock(&db->lock);
+    return errors;
 }
 
 void db_close(struct db *db)
@@ -172,6 +186,7 @@ int db_open(const char *dir, struct db **ret_db, char **ret_set_aside, struct er
     if (!db)
         return err_no_memory(err, "database", sizeof *db);
     db->lock_fd = -1;
+    pthread_mutex_init(&db->lock, NULL);
     if ((size_t)snprintf(db->path, sizeof db->path, "%s/fp9d.db", dir) >= sizeof db->path)
         return err_set(err, -ENAMETOOLONG, ERR_BAD_REQUEST, "state directory %s: its name is too long", dir);
     int r = take_lock(db, dir, err);

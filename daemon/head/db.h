@@ -33,6 +33,9 @@ int db_forget_model(struct db *db, const char *name, struct err *err);
 /* Calls `each` for every model, by name. Stops at and returns its first negative result. */
 int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err);
 
+/* How many operations have failed so far, and the last one's sentence. Any thread. */
+uint64_t db_errors(struct db *db, char ret_last[ERR_MESSAGE_MAX]);
+
 /* Several writes as one. db_end gives the first error, also that of a write before it. */
 int db_begin(struct db *db, struct err *err);
 int db_end(struct db *db, bool good, struct err *err);

@@ -15,6 +15,7 @@
 #include "daemon/head/control.h"
 #include "daemon/head/db.h"
 #include "daemon/head/deadline.h"
+#include "daemon/head/events.h"
 #include "daemon/head/fdstore.h"
 #include "daemon/head/head_run.h"
 #include "daemon/head/jobs.h"
@@ -53,6 +54,7 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
         log_warning("cache", "%s: its header holds %u slots that were not known here, and %u that were are gone from it; corrected",
                     known->name, known->mirror_new, known->mirror_gone);
     act_run(head);
+    events_look(head);
 }
 
 static void duck_lost(void *user, uint32_t duck, const char *reason)
@@ -67,6 +69,7 @@ static void duck_lost(void *user, uint32_t duck, const char *reason)
     core_duck_lost(head->core, clock_now_ns(), duck, reason);
     cache_check_duck_lost(head, duck);
     act_run(head);
+    events_look(head);
 }
 
 static void duck_greeted(void *user, uint32_t duck, const struct msg_hello_duck *hello)
@@ -182,6 +185,7 @@ static void tick(void *user)
     control_tick(head->control, now);
     metrics_http_tick(head->metrics_http, now);
     act_run(head);
+    events_tick(head, now);
     if (now - head->watchdog_fed_ns >= head->watchdog_ns && head->watchdog_ns) {
         sd_notify(0, "WATCHDOG=1");
         head->watchdog_fed_ns = now;
@@ -421,6 +425,7 @@ static int build(struct head *head, struct err *err)
         return err_no_memory(err, "metrics", 0);
     head->waiters = waiters_new();
     head->revoked = revoked_new();
+    head->events = events_new();
     int r = loop_new(&head->loop, err);
     if (r == 0)
         r = fdstore_new(&head->fdstore, err);
@@ -467,6 +472,7 @@ static void take_down(struct head *head)
     jobs_free_all(head);
     session_free_all(head);
     waiters_free(head->waiters);
+    events_free(head->events);
     revoked_free(head->revoked);
     core_free(head->core);
     cache_db_free(head->cache_db);
@@ -490,6 +496,7 @@ int head_run(const struct conf *conf, struct err *err)
         /* Ducks first: models that come back wait for those that are being started, not for those that nobody has asked for. */
         head.cache_db = cache_db_begin(&head);
         jobs_restore(&head);
+        events_begin(&head);
         core_start(head.core, clock_now_ns());
         r = db_each_model(head.db, restore_model, &head, err);
     }

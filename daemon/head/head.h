@@ -12,6 +12,7 @@ struct cache_check;
 struct cache_db;
 struct control;
 struct db;
+struct events;
 struct fdstore;
 struct stage;
 struct jobs_task;
@@ -38,6 +39,7 @@ struct head {
     struct cache_check *cache_check;    /* the one that runs; NULL: none */
     struct cache_db *cache_db;
     struct control *control;
+    struct events *events;
     struct load *loads; /* list */
     struct metrics *metrics;
     struct metrics_http *metrics_http; /* NULL: not configured */

@@ -1,6 +1,7 @@
 /* From a line to a handler, and back to a reply. */
 #include "daemon/head/rpc.h"
 #include "daemon/head/cache_check.h"
+#include "daemon/head/events.h"
 #include "daemon/head/session.h"
 #include "proto/base/clock.h"
 
@@ -16,6 +17,7 @@ static const struct {
     {"cache.verify", cache_check_start},
     {"decode", rpc_decode},
     {"duck.list", rpc_duck_list},
+    {"events.subscribe", events_subscribe},
     {"job.cancel", rpc_job_cancel},
     {"job.list", rpc_job_list},
     {"job.wait", rpc_job_wait},
@@ -84,6 +86,7 @@ void rpc_dispatch(struct head *head, uint64_t client, const char *line, size_t l
 void rpc_client_gone(struct head *head, uint64_t client)
 {
     waiters_client_gone(head->waiters, client);
+    events_client_gone(head, client);
     cache_check_client_gone(head, client);
     for (struct session *session = head->sessions; session;) {
         struct session *next = session->next;

@@ -151,6 +151,7 @@ const struct schema_method schema_methods[] = {
      "compute the checksums of slots again; a job that ends with its client, job.progress tells how far it is"},
     {"decode", false, PARAMS(step_params), STEP_RESULT, "few tokens through one layer"},
     {"duck.list", false, NO_PARAMS, "ducks", "the ducks of the fleet"},
+    {"events.subscribe", false, NO_PARAMS, "state", "from now on, event notifications tell what happens"},
     {"job.cancel", false, PARAMS(job_params), "job, state", "stop a job that is queued or running"},
     {"job.list", false, NO_PARAMS, "jobs", "the jobs that are known, newest last; those of earlier runs of fp9d too"},
     {"job.wait", false, PARAMS(job_params), "the keys of the job's kind", "answer when the job is done; its failure is this call's error"},
@@ -179,8 +180,7 @@ const struct schema_method schema_methods[] = {
 const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
 
 const struct schema_later schema_later[] = {
-    {"duck.add", NULL}, {"duck.drain", NULL},   {"duck.remove", NULL},    {"events.subscribe", NULL},
-    {"model.load", "mtp"},
+    {"duck.add", NULL}, {"duck.drain", NULL}, {"duck.remove", NULL}, {"model.load", "mtp"},
 };
 const size_t schema_later_count = ARRAY_LENGTH(schema_later);
 

@@ -410,7 +410,7 @@ def test_unload(served, reference, tmp_path):
     served.refused("unload", "again", name="NO_SUCH", words=["again"])
 
 
-@pytest.mark.parametrize("method", ["events.subscribe", "duck.add", "duck.remove", "duck.drain"])
+@pytest.mark.parametrize("method", ["duck.add", "duck.remove", "duck.drain"])
 def test_methods_of_later(rpc, method):
     refused(rpc, method, "BAD_REQUEST", [method, "is in fp9's interface, this version does not have it"])
 
