@@ -143,7 +143,11 @@ static struct place *choose(struct exec *exec)
         if (place->state != POSTED && place->state != RUNNING)
             continue;
         if (place->state == POSTED && DRAIN) { /* nothing of the job before, however it ended */
-            place->result = (struct exec_result){0};
+            /* Not the whole of it: kilobytes of error text would be cleared with every step. */
+            place->result.code = place->result.err.code = 0;
+            place->result.cost = (struct compute_cost){0};
+            place->result.duck_time_ns = 0;
+            place->result.one_shot = false;
             place->begun = false;
         }
         place->state = RUNNING;
@@ -404,7 +408,8 @@ void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *
     place->state = POSTED;
     if (where == EXEC_INTERACTIVE)
         atomic_store_explicit(&exec->places[EXEC_BATCH].pause, true, memory_order_relaxed);
-    pthread_cond_signal(&exec->posted);
+    if (!atomic_load_explicit(&exec->fed, memory_order_relaxed))
+        pthread_cond_signal(&exec->posted);
     pthread_mutex_unlock(&exec->lock);
     knock(exec);
 }
@@ -423,7 +428,14 @@ bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result
             continue;
         place->state = EMPTY;
         place->busy = false;
-        *ret_result = place->result;
+        const struct exec_result *result = &place->result;
+        ret_result->code = result->code;
+        ret_result->cost = result->cost;
+        ret_result->duck_time_ns = result->duck_time_ns;
+        ret_result->one_shot = result->one_shot;
+        ret_result->parts = result->parts;
+        if (result->code < 0)
+            err_copy(&ret_result->err, &result->err);
         *ret_place = (enum exec_place)i;
     }
     pthread_mutex_unlock(&exec->lock);

@@ -64,7 +64,7 @@ static void look(void *user)
     struct feed *feed = user;
     if (!channel_pending(feed->channel) || atomic_load_explicit(&feed->dead, memory_order_relaxed))
         return;
-    struct err err = {0};
+    struct err err;
     feed_lock(feed);
     size_t out = feed->out->length;
     if (feed->broken.code == 0 && take_frames(feed, &err) < 0)
@@ -77,7 +77,7 @@ static void look(void *user)
 static void through(void *user)
 {
     struct feed *feed = user;
-    struct err err = {0};
+    struct err err;
     feed_lock(feed);
     size_t out = feed->out->length;
     if (link_exec_event(feed->link, &err) < 0)

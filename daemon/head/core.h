@@ -483,6 +483,8 @@ int core_step_check(struct core *core, uint64_t session, uint32_t layer, uint32_
  * core_session_lane. */
 int core_step_submit(struct core *core, uint64_t now, uint64_t session, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
                      struct err *err);
+/* The current chunk's first byte goes out now: judge_wait begins. */
+void core_step_out(struct core *core, uint64_t now, uint64_t session, uint32_t lane);
 void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct msg_step_done *done);
 void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t session, uint64_t step, const struct err *err);
 /* The edges have added up a chunk and written y. */

@@ -173,6 +173,13 @@ static void add_parts(struct msg_one_shot *sum, const struct msg_one_shot *more)
     sum->exit_ns += more->exit_ns;
 }
 
+void core_step_out(struct core *core, uint64_t now, uint64_t id, uint32_t lane)
+{
+    struct core_session *session = core_session_find(core, id);
+    if (session && lane < session->lanes && session->steps[lane].running)
+        session->steps[lane].chunk_started_ns = now;
+}
+
 void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t id, uint64_t step_id, const struct msg_step_done *done)
 {
     struct core_session *session = core_session_find(core, id);

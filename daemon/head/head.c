@@ -148,7 +148,7 @@ static void duck_frame(void *user, uint32_t duck, const struct frame *frame)
 {
     struct head *head = user;
     uint64_t now = clock_now_ns();
-    struct err err = {0};
+    struct err err; /* not cleared: this is the step path */
     core_duck_heard(head->core, now, duck);
     if (take_frame(head, now, duck, frame, &err) < 0) {
         log_warning("duck", "%s: %s", head->core->ducks[duck].name, err.message);

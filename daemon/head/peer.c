@@ -484,7 +484,7 @@ static void nudge(struct peer *peer)
 
 void peer_send_step(struct peer *peer, struct outgoing *out, bool opened)
 {
-    struct err err = {0};
+    struct err err;
     enum step_channel_put put = STEP_CHANNEL_FULL;
     if (opened && peer_has_channel(peer) && !peer->deaf && step_channel_put(&peer->channel, &out->buf, &put, &err) < 0) {
         link_broken(peer, err.message);
@@ -508,7 +508,7 @@ enum loop_found peer_poll(struct peer *peer)
     if (!channel_pending(channel))
         return step_channel_expects(&peer->channel);
     struct frame frame;
-    struct err err = {0};
+    struct err err;
     int r = peer_has_channel(peer) ? 0 : err_set(&err, -EPROTO, ERR_INTERNAL, "it wrote into its channel before it said that it has one");
     for (int i = 0; i < POLL_FRAMES && r >= 0 && (r = step_channel_next(&peer->channel, &frame, &err)) > 0; i++) {
         peer->callbacks.frame(peer->callbacks.user, peer->duck, &frame);

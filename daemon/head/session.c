@@ -217,7 +217,10 @@ void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
         memcpy(ids, lane->ids + first, pairs * sizeof(int32_t));
         memcpy(weights, lane->weights + first, pairs * sizeof(float));
     }
+    memset(lane->sum, 0, step->chunk_tokens * session->hidden * sizeof *lane->sum);
+    lane->summed = 0;
     trace_chunk(lane->trace, step);
+    core_step_out(head->core, clock_now_ns(), id, lane_index);
     for (uint32_t rank = 0; rank < core_session->tp; rank++) {
         peer_send_step(head->peers[core_session->duck_of_rank[rank]], out, core_session->ranks[rank] == CORE_RANK_OPEN);
         trace_sent(lane->trace, rank);
@@ -249,6 +252,30 @@ static struct session *session_of_step(const struct head *head, uint64_t step, c
     return NULL;
 }
 
+static void add_partial(struct session *session, struct session_lane *lane, const uint8_t *partial, size_t count)
+{
+    if (session->partial_size == sizeof(float))
+        kernels_add_f32(lane->sum, (const float *)(const void *)partial, count);
+    else
+        kernels_add_bf16(lane->sum, (const uint16_t *)(const void *)partial, count);
+    lane->summed++;
+}
+
+/* kernels/README.md section 6: in rank order, whatever the order of arrival. The rank whose turn it is is added from where its frame lies;
+ * one that comes early waits in `partials`. */
+static void take_partial(struct session *session, struct session_lane *lane, const struct core_step *step, uint32_t rank,
+                         const uint8_t *partial, size_t count)
+{
+    size_t stride = (size_t)session->chunk_max * session->hidden * session->partial_size;
+    if (rank != lane->summed) {
+        memcpy(lane->partials + rank * stride, partial, count * session->partial_size);
+        return;
+    }
+    add_partial(session, lane, partial, count);
+    while (lane->summed < session->tp && step->answered[lane->summed])
+        add_partial(session, lane, lane->partials + lane->summed * stride, count);
+}
+
 void session_take_result(struct head *head, uint32_t duck, const struct frame *frame)
 {
     uint64_t now = clock_now_ns();
@@ -259,9 +286,9 @@ void session_take_result(struct head *head, uint32_t duck, const struct frame *f
     if (rank == CORE_NONE || core_session->steps[lane].answered[rank])
         return; /* late: of a step that was given up */
     uint64_t id = core_session->id;
-    struct err err = {0};
+    struct err err; /* not cleared: this is the step path */
     if (frame->type == WIRE_FAIL) {
-        struct err theirs = {0};
+        struct err theirs;
         if (msg_fail_decode(frame, &theirs, &err) < 0)
             theirs = err;
         core_step_failed(head->core, now, duck, id, frame->request, &theirs);
@@ -275,16 +302,13 @@ void session_take_result(struct head *head, uint32_t duck, const struct frame *f
         core_duck_broken(head->core, now, duck, err.message);
         return;
     }
-    size_t bytes = (size_t)done.tokens * done.hidden * session->partial_size;
-    if (bytes)
-        memcpy(session->lanes[lane].partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size, done.partial,
-               bytes);
+    if (done.tokens)
+        take_partial(session, &session->lanes[lane], &core_session->steps[lane], rank, done.partial, (size_t)done.tokens * done.hidden);
     metrics_answer(head, now, duck, &core_session->steps[lane], &done);
     trace_answered(session->lanes[lane].trace, now, rank, done.duck_time_ns);
     core_step_result(head->core, now, duck, id, frame->request, &done);
 }
 
-/* kernels/README.md section 6: in rank order, whatever the order of arrival. */
 void session_sum_chunk(struct head *head, uint64_t id, uint32_t lane_index)
 {
     struct session *session = session_find(head, id);
@@ -294,14 +318,6 @@ void session_sum_chunk(struct head *head, uint64_t id, uint32_t lane_index)
     struct session_lane *lane = &session->lanes[lane_index];
     const struct core_step *step = &core_session->steps[lane_index];
     size_t count = (size_t)step->chunk_tokens * session->hidden;
-    memset(lane->sum, 0, count * sizeof *lane->sum);
-    for (uint32_t rank = 0; rank < session->tp; rank++) {
-        const uint8_t *partial = lane->partials + rank * (size_t)session->chunk_max * session->hidden * session->partial_size;
-        if (core_session->partials == MSG_F32)
-            kernels_add_f32(lane->sum, (const float *)partial, count);
-        else
-            kernels_add_bf16(lane->sum, (const uint16_t *)partial, count);
-    }
     size_t first = (size_t)step->chunk_first * session->hidden;
     if (lane->y_dtype == MSG_F32) {
         kernels_canonical(lane->sum, count);

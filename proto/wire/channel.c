@@ -220,6 +220,9 @@ int channel_next(struct channel *channel, struct frame *ret_frame, struct err *e
             return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its writer says that it has written %llu bytes, %llu were read",
                            (unsigned long long)wrote, (unsigned long long)at);
         in->seen = wrote;
+        /* All lines of the next frame are on their way while its header is looked at. */
+        for (size_t ahead = CHANNEL_ALIGN; ahead < wrote - at && ahead < WARM_LINES * CHANNEL_ALIGN; ahead += CHANNEL_ALIGN)
+            __builtin_prefetch(in->ring + at % CHANNEL_RING + ahead);
     }
     const uint8_t *bytes = in->ring + at % CHANNEL_RING;
     uint8_t header[WIRE_FRAME_HEADER];
