@@ -219,8 +219,8 @@ void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
     }
     memset(lane->sum, 0, step->chunk_tokens * session->hidden * sizeof *lane->sum);
     lane->summed = 0;
-    trace_chunk(lane->trace, step);
     core_step_out(head->core, clock_now_ns(), id, lane_index);
+    trace_chunk(lane->trace, step);
     for (uint32_t rank = 0; rank < core_session->tp; rank++) {
         peer_send_step(head->peers[core_session->duck_of_rank[rank]], out, core_session->ranks[rank] == CORE_RANK_OPEN);
         trace_sent(lane->trace, rank);

@@ -1,4 +1,4 @@
-"""Steps of local ducks through shared memory: used, without a system call on the socket, with the same bits, and ended when it is spoiled."""
+"""Steps of local ducks through shared memory: used, nothing on the socket, the same bits, and ended when it is spoiled."""
 import ctypes
 import mmap
 import os
