@@ -33,6 +33,9 @@ enum ctl_exit step_prefill(struct ctl *ctl, const struct parse_args *args);
 /* metrics.c */
 enum ctl_exit metrics_print(struct ctl *ctl, const struct parse_args *args);
 
+/* top.c */
+enum ctl_exit top_run(struct ctl *ctl, const struct parse_args *args);
+
 /* trace.c */
 enum ctl_exit trace_run(struct ctl *ctl, const struct parse_args *args);
 

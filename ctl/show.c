@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "ctl/commands.h"
+#include "ctl/show_timing.h"
 #include "ctl/table.h"
 
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
@@ -67,58 +68,6 @@ static void join_models(json_t *row)
     json_object_set_new(row, "models", text[0] ? json_string(text) : json_null());
 }
 
-/* "61.2 / 90.5": p50 and p99 */
-static void format_pair(const json_t *pair, char ret_text[TABLE_TEXT_MAX])
-{
-    char p50[TABLE_TEXT_MAX], p99[TABLE_TEXT_MAX];
-    table_format(json_object_get(pair, "p50"), TABLE_COUNT, p50);
-    table_format(json_object_get(pair, "p99"), TABLE_COUNT, p99);
-    snprintf(ret_text, TABLE_TEXT_MAX, "%.48s / %.48s", p50, p99);
-}
-
-/* "local2 61 % by 12.5 us": who was last most often; "-" for nobody. */
-static void format_straggler(const json_t *straggler, char ret_text[TABLE_TEXT_MAX])
-{
-    char duck[TABLE_TEXT_MAX], share[TABLE_TEXT_MAX], late[TABLE_TEXT_MAX];
-    table_format(json_object_get(straggler, "duck"), TABLE_TEXT, duck);
-    table_format(json_object_get(straggler, "share"), TABLE_SHARE, share);
-    table_format(json_object_get(straggler, "late_us"), TABLE_COUNT, late);
-    if (json_is_object(straggler))
-        snprintf(ret_text, TABLE_TEXT_MAX, "%.64s %.16s by %.32s us", duck, share, late);
-    else
-        snprintf(ret_text, TABLE_TEXT_MAX, "-");
-}
-
-/* A session's short form of its timing as cells. */
-static void spread_timing(json_t *row)
-{
-    const json_t *timing = json_object_get(row, "timing");
-    if (!json_is_object(timing))
-        return;
-    char text[TABLE_TEXT_MAX];
-    format_pair(json_object_get(timing, "judge_wait_us"), text);
-    json_object_set_new(row, "wait", json_string(text));
-    format_pair(json_object_get(timing, "judge_gap_us"), text);
-    json_object_set_new(row, "gap", json_string(text));
-    json_object_set(row, "ratio", json_object_get(timing, "judge_ratio"));
-    format_straggler(json_object_get(timing, "straggler"), text);
-    json_object_set_new(row, "last", json_string(text));
-}
-
-static void print_timing(const json_t *timing)
-{
-    char kind[TABLE_TEXT_MAX], wait[TABLE_TEXT_MAX], gap[TABLE_TEXT_MAX], ratio[TABLE_TEXT_MAX], last[TABLE_TEXT_MAX];
-    if (!json_is_object(timing))
-        return;
-    table_format(json_object_get(timing, "kind"), TABLE_TEXT, kind);
-    table_format(json_object_get(timing, "judge_ratio"), TABLE_COUNT, ratio);
-    format_pair(json_object_get(timing, "judge_wait_us"), wait);
-    format_pair(json_object_get(timing, "judge_gap_us"), gap);
-    format_straggler(json_object_get(timing, "straggler"), last);
-    printf("%s of late: steps %lld, judge_wait %s us, judge_gap %s us (p50 / p99), judge_ratio %s, last mostly %s\n", kind,
-           (long long)json_integer_value(json_object_get(timing, "steps")), wait, gap, ratio, last);
-}
-
 /* Below a table of models or ducks: why those that are not well are not. */
 static void print_reasons(const json_t *rows, const char *key)
 {
@@ -174,7 +123,7 @@ enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
         printf("fp9d %s is %s, up %.0f s, %lld sessions%s, %lld jobs\n", version, state,
                json_number_value(json_object_get(result, "uptime_s")), (long long)json_integer_value(json_object_get(result, "sessions")),
                judges_text(result, judges), (long long)json_integer_value(json_object_get(result, "jobs")));
-        print_timing(json_object_get(result, "timing"));
+        show_timing_line(json_object_get(result, "timing"));
         putchar('\n');
         table_print(json_object_get(result, "ducks"), duck_columns, COUNT(duck_columns), "no ducks", ctl->color);
         putchar('\n');
@@ -202,7 +151,7 @@ static enum ctl_exit show_list(struct ctl *ctl, const char *method, const char *
         {
             flatten_error(row);
             join_models(row);
-            spread_timing(row);
+            show_timing_spread(row);
         }
         table_print(rows, columns, count, empty, ctl->color);
     }

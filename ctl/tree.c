@@ -90,6 +90,10 @@ static const struct tree_option bench_options[] = {
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
 };
 
+static const struct tree_option top_options[] = {
+    {"--interval", "S", TREE_INT, NULL, 1, 3600, .doc = "seconds between two looks; 1"},
+};
+
 static const struct tree_option trace_options[] = {
     {"--output", "FILE", TREE_TEXT, .doc = "write it there; to standard output when left out"},
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
@@ -153,12 +157,13 @@ const struct tree_command tree_commands[] = {
     {"job cancel", {JOB_ARG}, .run = admin_job_cancel, .doc = "stop a job"},
     {"metrics", .run = metrics_print, .doc = "what is counted, as Prometheus reads it, or with --json one object"},
     {"events", OPTIONS(events_options), .run = events_run, .doc = "what happens from now on, a line for each"},
+    {"top", OPTIONS(top_options), .run = top_run, .doc = "ducks and sessions with their rates, drawn anew on a terminal"},
     {"completion", {{"SHELL", TREE_TEXT}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
 };
 const size_t tree_command_count = COUNT(tree_commands);
 
 const struct tree_later tree_later[] = {
     {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL},
-    {"duck remove", NULL}, {"load", "--mtp"},  {"top", NULL},
+    {"duck remove", NULL}, {"load", "--mtp"},
 };
 const size_t tree_later_count = COUNT(tree_later);

@@ -2,8 +2,11 @@
 import base64
 import math
 import os
+import pty
 import re
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -180,3 +183,38 @@ def test_a_line_for_each_forward(served):
                "layers.1.mlp.")
     told = lines()[TOKENS + 1:]
     assert len(told) == 64 and all("layers 1 to 1, steps 1" in line for line in told), (len(told), told[:2])
+
+
+def test_top(served):
+    """Once where nobody looks, again and again on a terminal; the rates are those of what ran between two looks."""
+    bench = subprocess.Popen([program(served.build, "fp9ctl"), "--socket", served.socket, "bench", "shakespeare", "--tokens", "1000000"],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=served.env)
+    try:
+        served.wait_for("the first steps", lambda: "decode" in served.ok("metrics")["steps"])
+        begun, before = time.monotonic(), served.ok("metrics")["steps"]["decode"]["tokens"]
+        said = served.ok("top")
+        rate = (served.ok("metrics")["steps"]["decode"]["tokens"] - before) / (time.monotonic() - begun)
+        assert said["state"] == "ready" and [duck["name"] for duck in said["ducks"]] == ["local0", "local1", "local2"], said
+        # Looked at for another second than ours; the machine may have been busy in one of them.
+        assert rate / 3 < said["layer_tokens_per_second"] < rate * 3, (rate, said)
+        for duck in said["ducks"]:
+            assert duck["steps_per_second"] == pytest.approx(said["layer_tokens_per_second"], rel=0.05), said
+            assert 0 < duck["busy"] < 1 and 0 <= duck["last_share"] <= 1, duck
+        assert [s["model"] for s in said["sessions"]] == ["shakespeare"] and said["sessions"][0]["steps_per_second"] > 0, said
+        text = shown(served, "top", "--interval", "1")
+        assert text.startswith("fp9d is ready, ") and "DUCK" in text and "SESSION" in text and "\033" not in text, text
+        ours, theirs = pty.openpty()
+        top = subprocess.Popen([program(served.build, "fp9ctl"), "--socket", served.socket, "top"], stdin=subprocess.DEVNULL, stdout=theirs,
+                               env=served.env)
+        os.close(theirs)
+        seen, deadline = b"", time.monotonic() + 20 * SLOW
+        while seen.count(b"\033[H\033[J") < 2:
+            assert time.monotonic() < deadline and top.poll() is None, seen
+            seen += os.read(ours, 4096)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(10 * SLOW) == -signal.SIGINT
+        os.close(ours)
+        assert b"local1" in seen and b"shakespeare" in seen, seen
+    finally:
+        bench.kill()
+        bench.wait()

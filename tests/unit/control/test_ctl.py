@@ -322,7 +322,7 @@ def test_full_disk(fake):
 
 
 @pytest.mark.parametrize("line,name", [
-    ("top", "top"), ("doctor", "doctor"), ("top --help", "top"),
+    ("doctor", "doctor"), ("doctor --help", "doctor"),
     ("duck add n host:1 --key-file f --spare", "duck add"), ("duck remove d", "duck remove"), ("duck drain d", "duck drain"),
     ("load d --mtp --tp 2", "load --mtp")])
 def test_what_is_missing_says_so(line, name):
