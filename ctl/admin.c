@@ -156,6 +156,10 @@ enum ctl_exit admin_verify(struct ctl *ctl, const struct parse_args *args)
             table_print(json_object_get(result, "bad"), columns, COUNT(columns), "", ctl->color);
         for (size_t i = 0; i < json_array_size(unreached); i++)
             printf("%s: not reached\n", json_string_value(json_array_get(unreached, i)));
+        const json_t *uncompared = json_object_get(result, "uncompared");
+        for (size_t i = 0; i < json_array_size(uncompared); i++)
+            printf("%s: %s\n", json_string_value(json_object_get(json_array_get(uncompared, i), "model")),
+                   json_string_value(json_object_get(json_array_get(uncompared, i), "reason")));
     }
     json_decref(result);
     return CTL_DONE;

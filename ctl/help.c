@@ -36,16 +36,29 @@ void help_command(FILE *to, const struct tree_command *command)
     }
 }
 
+static void entry_of(FILE *to, const struct tree_command *command)
+{
+    fputs("  ", to);
+    usage_of(to, command);
+    fprintf(to, "\n      %s\n", command->doc);
+}
+
+void help_group(FILE *to, const char *first)
+{
+    size_t length = strlen(first);
+    fprintf(to, "usage: fp9ctl [--socket PATH] [--json] %s COMMAND ...\n\nCommands (fp9ctl %s COMMAND --help says more):\n", first, first);
+    for (size_t i = 0; i < tree_command_count; i++)
+        if (strncmp(tree_commands[i].name, first, length) == 0 && tree_commands[i].name[length] == ' ')
+            entry_of(to, &tree_commands[i]);
+}
+
 void help_all(FILE *to)
 {
     fputs("usage: fp9ctl [--socket PATH] [--json] COMMAND ...\n\n", to);
     options_of(to, tree_globals, tree_global_count);
     fputs("\nCommands (fp9ctl COMMAND --help says more):\n", to);
-    for (size_t i = 0; i < tree_command_count; i++) {
-        fputs("  ", to);
-        usage_of(to, &tree_commands[i]);
-        fprintf(to, "\n      %s\n", tree_commands[i].doc);
-    }
+    for (size_t i = 0; i < tree_command_count; i++)
+        entry_of(to, &tree_commands[i]);
     fputs("\nExit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon.\n", to);
 }
 

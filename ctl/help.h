@@ -6,6 +6,8 @@
 
 #include "ctl/tree.h"
 
+/* Of all commands that begin with a word: "cache". */
+void help_group(FILE *to, const char *first);
 void help_all(FILE *to);
 void help_command(FILE *to, const struct tree_command *command);
 

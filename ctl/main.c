@@ -10,7 +10,8 @@
 static int wrong_usage(const struct ctl *ctl, const struct parse_args *args, const char *message)
 {
     ctl_fail_with(ctl, "BAD_REQUEST", "%s", message);
-    fprintf(stderr, "fp9ctl%s%s --help says what is right\n", args->command ? " " : "", args->command ? args->command->name : "");
+    const char *about = args->command ? args->command->name : args->group;
+    fprintf(stderr, "fp9ctl%s%s --help says what is right\n", about ? " " : "", about ? about : "");
     return CTL_USAGE;
 }
 
@@ -33,6 +34,8 @@ int main(int argc, char **argv)
     enum ctl_exit status = CTL_DONE;
     if (args.help && args.command)
         help_command(stdout, args.command);
+    else if (args.help && args.group)
+        help_group(stdout, args.group);
     else if (args.help)
         help_all(stdout);
     else if (args.version)

@@ -86,6 +86,29 @@ static const struct tree_command *find_command(const struct given *given, size_t
     return NULL;
 }
 
+/* Is it the first word of commands that have two? */
+static bool is_group(const char *word)
+{
+    for (size_t i = 0; i < tree_command_count; i++)
+        if (strchr(tree_commands[i].name, ' ') && same(word, tree_commands[i].name, strcspn(tree_commands[i].name, " ")))
+            return true;
+    return false;
+}
+
+/* "list, show or add" */
+static void second_words(const char *first, char *text, size_t size)
+{
+    size_t last = 0, length = strlen(first), at = 0;
+    for (size_t i = 0; i < tree_command_count; i++)
+        if (strncmp(tree_commands[i].name, first, length) == 0 && tree_commands[i].name[length] == ' ')
+            last = i;
+    for (size_t i = 0; i <= last && at < size; i++) {
+        const char *name = tree_commands[i].name;
+        if (strncmp(name, first, length) == 0 && name[length] == ' ')
+            at += (size_t)snprintf(text + at, size - at, "%s%s", !at ? "" : i == last ? " or " : ", ", name + length + 1);
+    }
+}
+
 static bool check_value(const struct tree_option *option, const char *text, char *message)
 {
     long long value;
@@ -219,6 +242,12 @@ bool parse_line(int argc, char **argv, struct parse_args *ret_args, char ret_mes
     ret_args->later = ret_args->command ? NULL : find_later_command(&given);
     if (ret_args->later)
         return true;
+    if (!ret_args->command && is_group(given.words[0])) {
+        char words[PARSE_MESSAGE_MAX / 2] = "";
+        ret_args->group = given.words[0];
+        second_words(given.words[0], words, sizeof words);
+        return ret_args->help || wrong(ret_message, "%s needs %s after it", given.words[0], words);
+    }
     if (!ret_args->command)
         return wrong(ret_message, "no command \"%s%s%s\"", given.words[0], given.word_count > 1 ? " " : "",
                      given.word_count > 1 ? given.words[1] : "");

@@ -9,7 +9,8 @@
 #define PARSE_MESSAGE_MAX 512
 
 struct parse_args {
-    const struct tree_command *command;    /* NULL: only global options were given */
+    const struct tree_command *command;    /* NULL: only global options were given, or half of a command */
+    const char *group;                     /* that half: the first word of several commands; else NULL */
     const char *args[TREE_ARGS_MAX];       /* borrowed from argv */
     const char *options[TREE_OPTIONS_MAX]; /* by the command's table: NULL when absent, "" for a flag; the last one given counts */
     const char *socket;

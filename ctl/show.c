@@ -68,6 +68,17 @@ static void join_models(json_t *row)
     json_object_set_new(row, "models", text[0] ? json_string(text) : json_null());
 }
 
+/* Most sentences say already whom they are about: "model m: ...". */
+static void print_reason(const char *name, const char *text)
+{
+    bool named = false;
+    for (const char *at = text; *name && !named && (at = strstr(at, name)); at++) {
+        char after = at[strlen(name)];
+        named = (at == text || at[-1] == ' ') && (after == ':' || after == ' ');
+    }
+    printf("%s%s%s\n", named ? "" : name, named ? "" : ": ", text);
+}
+
 /* Below a table of models or ducks: why those that are not well are not. */
 static void print_reasons(const json_t *rows, const char *key)
 {
@@ -78,7 +89,7 @@ static void print_reasons(const json_t *rows, const char *key)
         const json_t *why = json_object_get(row, key);
         const char *text = json_string_value(json_is_object(why) ? json_object_get(why, "message") : why);
         if (text)
-            printf("%s: %s\n", json_string_value(json_object_get(row, "name")), text);
+            print_reason(json_string_value(json_object_get(row, "name")), text);
     }
 }
 

@@ -130,6 +130,13 @@ static int flush(struct loop *loop, struct err *err)
     return r;
 }
 
+static int no_hello(struct loop *loop, struct err *err)
+{
+    err_set(err, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", loop->beside->hello_ms);
+    (void)msg_fail_encode(&loop->out.buf, 0, err);
+    return -ETIMEDOUT;
+}
+
 /* Of a peer that kept its time so far. -ETIMEDOUT: no HELLO; LOOP_CLOSED by *ret_silent. */
 static int check_time(struct loop *loop, bool *ret_silent, struct err *err)
 {
@@ -137,7 +144,7 @@ static int check_time(struct loop *loop, bool *ret_silent, struct err *err)
     if (!loop->hello_by_ns)
         return 0;
     if (!link_greeted(loop->link))
-        return now < loop->hello_by_ns ? 0 : err_set(err, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", loop->beside->hello_ms);
+        return now < loop->hello_by_ns ? 0 : no_hello(loop, err);
     if (!loop->silence.heartbeat_ns)
         silence_begin(&loop->silence, link_heartbeat_s(loop->link), now);
     loop->silence.heard |= link_full(loop->link); /* it is us who do not read */

@@ -5,8 +5,8 @@
  * killed at any moment holds only whole slots: FILLING ones are dropped by wbuf_open.
  *
  * Memory is taken before it is written to, so that too little of it is -ENOMEM/-ENOSPC here and never a SIGBUS later. A dropped slot's
- * range is free at once; its pages, unless somebody takes the range before, are given back to the system in pieces (wbuf_reclaim), since the
- * kernel takes 0.13 ms for each MiB, or never when wbuf_keep_pages was called.
+ * range is free at once. Its pages, unless somebody takes the range before, are given back to the system in pieces (wbuf_reclaim), since
+ * the kernel takes 0.13 ms for each MiB; or never, when wbuf_keep_pages was called.
  *
  * Threads: all functions belong to one thread, but for those that say otherwise. Another may read the bytes of a pinned slot, and one may
  * write those of a pinned FILLING one.

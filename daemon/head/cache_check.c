@@ -35,6 +35,7 @@ struct full {
     struct arch *arch;             /* owned */
     struct checkpoint *checkpoint; /* owned; stays open from layer to layer */
     uint64_t *sums;                /* owned, [plan->tp] */
+    bool bare; /* there is nothing to compare with */
     struct err err;
 };
 
@@ -47,7 +48,7 @@ struct cache_check {
     struct item *items; /* owned */
     size_t count, done, compared;
     uint64_t total_bytes, done_bytes;
-    json_t *bad, *unreached; /* owned */
+    json_t *bad, *unreached, *uncompared; /* owned */
     uint64_t started_ns;
     struct {
         size_t first; /* no item of the duck before it is unsent */
@@ -74,6 +75,7 @@ static void check_free(struct cache_check *check)
     json_decref(check->id);
     json_decref(check->bad);
     json_decref(check->unreached);
+    json_decref(check->uncompared);
     free(check->items);
     free(check);
 }
@@ -97,8 +99,8 @@ static void finish_if_done(struct cache_check *check)
         return;
     log_info("cache", "verified %zu slots, %" PRIu64 " bytes, %zu against the checkpoint: %zu bad", check->count, check->done_bytes,
              check->compared, json_array_size(check->bad));
-    json_t *result = json_pack("{s:I, s:O, s:O, s:I, s:I, s:o, s:I}", "checked", (json_int_t)(check->count), "bad", check->bad, "unreached",
-                               check->unreached, "bytes", (json_int_t)check->done_bytes, "compared", (json_int_t)check->compared, "seconds",
+    json_t *result = json_pack("{s:I, s:O, s:O, s:O, s:I, s:I, s:o, s:I}", "checked", (json_int_t)(check->count), "bad", check->bad,
+                               "unreached", check->unreached, "uncompared", check->uncompared, "bytes", (json_int_t)check->done_bytes, "compared", (json_int_t)check->compared, "seconds",
                                rpc_real((double)(clock_now_ns() - check->started_ns) / 1e9), "job", (json_int_t)check->job);
     core_job_result(head->core, check->job, json_dumps(result, JSON_COMPACT | JSON_REAL_PRECISION(12)));
     core_errand_end(head->core, clock_now_ns(), check->job, NULL);
@@ -297,7 +299,12 @@ static void full_run(void *user)
     struct cache_check *check = user;
     struct full *full = &check->full;
     int r = 0;
+    full->bare = !full->checkpoint && checkpoint_dir_is_bare(full->path);
+    if (full->bare)
+        return;
     if (!full->checkpoint) {
+        arch_free(full->arch);
+        full->arch = NULL;
         r = arch_read(full->path, &full->arch, &full->err);
         if (r == 0)
             r = checkpoint_open(full->path, full->arch, &full->checkpoint, &full->err);
@@ -311,6 +318,18 @@ static void full_run(void *user)
         r = err_set(&full->err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: has %u layers now", full->path, full->arch->layers);
     if (r == 0)
         load_expect_layer(&what, full->layer, full->sums, &full->err);
+}
+
+/* No fault of its slots: their checksums are looked at all the same. */
+static void not_compared(struct cache_check *check, uint32_t model)
+{
+    const char *name = check->head->core->models[model].name;
+    for (size_t i = 0; i < json_array_size(check->uncompared); i++)
+        if (strcmp(json_string_value(json_object_get(json_array_get(check->uncompared, i), "model")), name) == 0)
+            return;
+    json_array_append_new(check->uncompared,
+                          json_pack("{s:s, s:s}", "model", name, "reason",
+                                    "its weights came from memory: there is no checkpoint to compare with, so only checksums were verified"));
 }
 
 static void full_done(void *user)
@@ -327,7 +346,9 @@ static void full_done(void *user)
             snprintf(reason, sizeof reason, "cannot be compared: %s", full->err.message);
             add_bad(check, item, NULL, reason);
         }
-        send_item(check, i, full->err.code ? NULL : &full->sums[item->rank]);
+        if (full->bare)
+            not_compared(check, full->model);
+        send_item(check, i, full->err.code || full->bare ? NULL : &full->sums[item->rank]);
     }
     full->err = (struct err){0};
     if (!check->head->stopping && !check->given_up)
@@ -454,6 +475,7 @@ int cache_check_start(const struct call *call, json_t **ret_result, struct err *
     check->is_full = rpc_param_bool(call->params, "full", false);
     check->bad = json_array();
     check->unreached = json_array();
+    check->uncompared = json_array();
     head->cache_check = check;
     list_slots(check, name ? key : NULL);
     next_layer(check);

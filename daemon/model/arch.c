@@ -4,6 +4,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/model/arch_family.h"
 #include "daemon/model/arch_json.h"
@@ -176,7 +177,11 @@ int arch_parse_shape(const char *text, size_t length, const char *where, struct 
 static int read_config(const char *dir, enum quantized quantized, struct arch **ret_arch, struct err *err)
 {
     _cleanup_(freep) char *path = NULL;
-    if (asprintf(&path, "%s/config.json", dir) < 0) {
+    struct stat st;
+    bool file = stat(dir, &st) == 0 && S_ISREG(st.st_mode);
+    if (file && quantized == QUANTIZED_MUST)
+        return err_set(err, -ENOTDIR, ERR_BAD_REQUEST, "%s: is a file; the directory that holds config.json and the weights is wanted", dir);
+    if (asprintf(&path, file ? "%s" : "%s/config.json", dir) < 0) {
         path = NULL;
         return err_no_memory(err, dir, strlen(dir));
     }

@@ -37,7 +37,7 @@ struct arch {
  * in 128x128-block FP8; BAD_CHECKPOINT for a config that lacks a key (lists the keys looked for) or has a wrong type or range. */
 int arch_read(const char *dir, struct arch **ret_arch, struct err *err);
 /* As arch_read, but a config without any quantization_config is taken too (arch->quantized tells): a plan can be made for the FP8
- * conversion of a BF16 model; loading it is refused all the same. */
+ * conversion of a BF16 model; loading it is refused all the same. And `dir` may be such a config.json itself. */
 int arch_read_for_plan(const char *dir, struct arch **ret_arch, struct err *err);
 /* The same from text; `where` names it in messages. */
 int arch_parse(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);

@@ -147,7 +147,7 @@ const struct schema_method schema_methods[] = {
     {"cache.invalidate", true, PARAMS(invalidate_params), "freed_bytes, pending", "forget slots; give model, duck, both, or all"},
     {"cache.list", false, NO_PARAMS, "slots, lost, history",
      "the slots in the ducks' weight buffers, why others are gone, the latest loads"},
-    {"cache.verify", false, PARAMS(verify_params), "checked, bad, unreached, bytes, compared, seconds, job",
+    {"cache.verify", false, PARAMS(verify_params), "checked, bad, unreached, uncompared, bytes, compared, seconds, job",
      "compute the checksums of slots again; a job that ends with its client, job.progress tells how far it is"},
     {"decode", false, PARAMS(step_params), STEP_RESULT, "few tokens through one layer"},
     {"duck.list", false, NO_PARAMS, "ducks", "the ducks of the fleet"},

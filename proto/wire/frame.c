@@ -101,17 +101,28 @@ int frame_end(struct buf *buf, int64_t offset)
     return 0;
 }
 
+/* Somebody who speaks something else may say less than a header and wait for an answer. */
+static int check_magic(const uint8_t *header, struct err *err)
+{
+    struct bytes_reader r = bytes_reader_init(header, sizeof(uint32_t));
+    uint32_t magic = bytes_read_u32(&r);
+    if (magic == WIRE_MAGIC)
+        return 0;
+    return err_set(err, -EPROTO, ERR_BAD_REQUEST, "frame begins with 0x%08x instead of 0x%08x: not an fp9 link", magic, WIRE_MAGIC);
+}
+
 int frame_header_parse(const uint8_t *header, struct frame *ret_frame, struct err *err)
 {
     struct bytes_reader r = bytes_reader_init(header, WIRE_FRAME_HEADER);
-    uint32_t magic = bytes_read_u32(&r);
+    (void)bytes_read_u32(&r);
     uint16_t type = bytes_read_u16(&r);
     uint16_t zero_a = bytes_read_u16(&r);
     uint32_t length = bytes_read_u32(&r);
     uint32_t zero_b = bytes_read_u32(&r);
     uint64_t request = bytes_read_u64(&r);
-    if (magic != WIRE_MAGIC)
-        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "frame begins with 0x%08x instead of 0x%08x: not an fp9 link", magic, WIRE_MAGIC);
+    int good = check_magic(header, err);
+    if (good < 0)
+        return good;
     const struct frame_kind *kind = kind_of(type);
     if (!kind)
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "frame of unknown type %u", type);
@@ -128,8 +139,9 @@ int frame_header_parse(const uint8_t *header, struct frame *ret_frame, struct er
 /* 1 and the frame's fields when a header is there and good, 0 when it is not there yet. */
 static int header_read(const struct frame_reader *reader, struct frame *ret_frame, struct err *err)
 {
-    if (reader->buf.length - reader->taken < WIRE_FRAME_HEADER)
-        return 0;
+    size_t there = reader->buf.length - reader->taken;
+    if (there < WIRE_FRAME_HEADER)
+        return there < sizeof(uint32_t) ? 0 : check_magic(reader->buf.data + reader->taken, err);
     int r = frame_header_parse(reader->buf.data + reader->taken, ret_frame, err);
     return r < 0 ? r : 1;
 }

@@ -49,6 +49,7 @@ def check_usage():
     expect_refused(2, "--subnormals is a number", "gemv", "--subnormals", "1.5")
     expect_refused(2, "--subnormals is a number", "gemv", "--subnormals", "nan")
     expect_refused(2, "--pool is a size", "gemv", "--pool", "2T")
+    expect_refused(1, "--pool 1.0 TiB", "gemv", "--case", "64x256", "--pool", "1T")
     expect_refused(2, "memfd-huge, not swap", "gemv", "--memory", "swap")
     expect_refused(2, "is unknown", "gemv", "--case", "12")
     expect_refused(2, "is unknown", "gemv", "--case", "12x-3")

@@ -51,6 +51,9 @@ int pool_init(struct pool *pool, const struct bench_case *what, const struct set
         return err_set(err, -ENOMEM, ERR_NO_MEMORY, "%s as %s keeps it with %u threads needs %s, its share of the memory there is is %s",
                        what->name, variant->name, settings->threads, size_format(step, needs, sizeof(needs)),
                        size_format(limit, has, sizeof(has)));
+    if (want > limit && settings->cold && settings->pool_bytes)
+        return err_set(err, -ENOMEM, ERR_NO_MEMORY, "--pool %s: its share of the memory there is for %s is %s",
+                       size_format(want, needs, sizeof(needs)), variant->name, size_format(limit, has, sizeof(has)));
     if (want > limit) {
         fprintf(stderr, "fp9-bench: memory is short: the cold pool of %s has %s instead of %s, caches may help\n", variant->name,
                 size_format(limit, has, sizeof(has)), size_format(want, needs, sizeof(needs)));

@@ -23,7 +23,7 @@ struct pool {
 };
 
 /* Room for the pool's items, not filled yet; *pool is zero but for its memory. It has a step for each thread at least; cold: what settings
- * say, or `limit` bytes if that is less (then it says so on stderr). */
+ * say, refused beyond `limit` bytes; or by default `limit` bytes if that is less (then it says so on stderr). */
 int pool_init(struct pool *pool, const struct bench_case *what, const struct settings *settings, const struct variant *variant,
               size_t limit, struct err *err);
 void pool_release(struct pool *pool); /* all but its memory */

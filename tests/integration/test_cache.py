@@ -4,10 +4,12 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import threading
 import time
 
 import pytest
+from support.daemon import program
 from support.model import MODEL, output
 from support.safetensors import read_header
 
@@ -362,3 +364,17 @@ def test_invalidation_while_steps_run(make_daemon, checkpoint, reference, tmp_pa
                    name="NOT_READY", words=["invalidated"])
     load(daemon, checkpoint)
     assert bits(daemon, reference, tmp_path) == before
+
+
+def test_an_invalidated_model_in_words(make_daemon, checkpoint):
+    """What its last load found is no more; and no sentence says twice whom it is about."""
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    load(daemon, checkpoint)
+    assert daemon.ok("model", "list")["models"][0]["cache"] == "hit"
+    daemon.ok("invalidate-cache", "--model", "m")
+    (model,) = daemon.ok("model", "list")["models"]
+    assert (model["state"], model["cache"], model["reason"]) == ("unloaded", "", "")
+    shown = subprocess.run([program(daemon.build, "fp9ctl"), "--socket", daemon.socket, "status"], stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    assert "\nmodel m: its cache was invalidated" in shown and "m: model m" not in shown and "hit" not in shown.lower(), shown

@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 
 import numpy as np
 import pytest
 from support import safetensors
+from support.daemon import SLOW, program
 from support.model import LAYERS, MODEL, output
 from support.rpc import Raw, Rpc, RpcError
 
@@ -280,3 +282,36 @@ def test_the_python_module_sends_bytes(make_daemon, build, weights, bare, write,
         with pytest.raises(fp9.Error, match="sealed"):
             fd = memfd(data, 0)
             conn.prepare("m", memory=fd)
+
+
+def test_full_verify_without_a_checkpoint(make_daemon, weights, bare, write):
+    """There is nothing to compare with, which is said once and is no fault of a slot; the others are compared, and a wrong bit is found."""
+    daemon = make_daemon()
+    first = daemon.ok("prepare", "m", "--path", bare, "--tp", 2, "--multiple-of", 32, "--from", write(*weights.values()))
+    daemon.ok("load", MODEL, "--name", "disk", "--tp", 2, "--multiple-of", 64)
+    done = daemon.ok("cache", "verify", "--full")
+    assert (done["checked"], done["compared"], done["bad"]) == (2 * 2 * LAYERS, 2 * LAYERS, []), done
+    (one,) = done["uncompared"]
+    assert one["model"] == "m" and "came from memory: there is no checkpoint to compare with" in one["reason"]
+    assert daemon.ok("cache", "verify")["uncompared"] == []
+    shown = subprocess.run([program(daemon.build, "fp9ctl"), "--socket", daemon.socket, "cache", "verify", "m", "--full"],
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=60 * SLOW)
+    assert shown.returncode == 0 and "m: its weights came from memory" in shown.stdout
+    flip_in_memory(daemon, next(s for s in daemon.ok("cache", "list")["slots"] if s["model_key"] == first["model_key"]))
+    (bad,) = daemon.ok("cache", "verify", "m", "--full")["bad"]
+    assert bad["model"] == "m" and "checksum wrong" in bad["reason"]
+
+
+def flip_in_memory(daemon, slot):
+    """One bit of the first slot in a duck's weight buffer, which this is."""
+    pid = next(d["pid"] for d in daemon.ok("duck", "list")["ducks"] if d["name"] == slot["duck"])
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{name}")
+        if "memfd" in target and f"fp9-{slot['duck']}" in target or "fp9-weights" in target:
+            with open(f"/proc/{pid}/fd/{name}", "r+b") as file:
+                file.seek((1 << 20) + 100)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 1]))
+            return
+    raise AssertionError("no weight buffer")

@@ -90,3 +90,11 @@ def test_plan_beyond_the_fleet(daemon):
     assert plan["tp"] == fleet + 1
     plan = daemon.ok("plan", MODEL, "--tp", fleet + 1)
     assert "unknown number" not in plan["explanation"] and "a duck for each rank" in plan["explanation"]
+
+
+def test_a_file_in_place_of_a_directory(daemon, config):
+    """A plan needs the file alone; a load says what it wants."""
+    folder = config("qwen3-30b-a3b-fp8")
+    file = os.path.join(folder, "config.json")
+    assert daemon.ok("plan", file, "--tp", 4) == daemon.ok("plan", folder, "--tp", 4)
+    daemon.refused("load", file, "--name", "m", name="BAD_REQUEST", words=["config.json: is a file", "the directory that holds config.json"])

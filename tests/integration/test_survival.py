@@ -353,6 +353,24 @@ def test_second_fp9d_is_told_who_has_the_duck(make_duck, build, tmp_path, model)
     second.stop()
 
 
+@pytest.mark.parametrize("said", [b"hi\n", b"hello\r\n", b"GET / HTTP/1.1\r\nHost: duck\r\n\r\n", b""])
+def test_who_speaks_something_else_is_told(make_duck, said):
+    """Also one who says less than a frame's header, and waits."""
+    import socket
+    duck = make_duck()
+    with socket.create_connection(("127.0.0.1", duck.port)) as visitor:
+        visitor.settimeout(10 * SLOW)
+        visitor.sendall(said)
+        begin, told = time.monotonic(), b""
+        try:
+            while data := visitor.recv(4096):
+                told += data
+        except ConnectionResetError:
+            pass
+    assert (b"not an fp9 link" if len(said) >= 4 else b"no HELLO within") in told, told
+    assert len(said) < 4 or time.monotonic() - begin < 2 * SLOW
+
+
 def test_not_a_duck_at_all(build, tmp_path):
     """Something else listens there: one line in the log, others are not held up, fp9d keeps trying without noise."""
     import socket

@@ -7,6 +7,7 @@
 #include <sys/statvfs.h>
 
 #include "daemon/model/checkpoint.h"
+#include "proto/base/clock.h"
 #include "proto/base/size.h"
 #include "tests/tools/mkckpt.h"
 
@@ -20,7 +21,37 @@ struct output {
     struct mkckpt_random *random;
     uint8_t *band;   /* codes of one band of the widest weight */
     uint8_t *scales; /* of the weight written last */
+    struct progress {
+        uint64_t total, done; /* bytes */
+        uint64_t started_ns, shown_ns;
+        bool terminal, open; /* open: a line without its newline stands there */
+    } progress;
 };
+
+#define SHOW_ON_TERMINAL (UINT64_C(500) * CLOCK_NS_PER_MS)
+#define SHOW_ELSEWHERE (10 * CLOCK_NS_PER_S)
+
+static void progress_add(struct progress *progress, uint64_t bytes)
+{
+    uint64_t now = clock_now_ns();
+    char done[32], total[32];
+    progress->done += bytes;
+    if (now - progress->shown_ns < (progress->terminal ? SHOW_ON_TERMINAL : SHOW_ELSEWHERE))
+        return;
+    double seconds = (double)(now - progress->started_ns) / 1e9, rate = (double)progress->done / seconds;
+    fprintf(stderr, "%sfp9-mkckpt: %s of %s, %.0f MB/s, %.0f s left%s", progress->terminal ? "\r\033[K" : "",
+            size_format(progress->done, done, sizeof done), size_format(progress->total, total, sizeof total), rate / 1e6,
+            (double)(progress->total - progress->done) / rate, progress->terminal ? "" : "\n");
+    progress->shown_ns = now;
+    progress->open = progress->terminal;
+}
+
+static void progress_end(struct progress *progress)
+{
+    if (progress->open)
+        fputc('\n', stderr);
+    progress->open = false;
+}
 
 static void shard_name(const struct output *out, uint32_t shard, char name[64])
 {
@@ -116,7 +147,7 @@ static int put_header(const struct mkckpt_tensor *tensors, size_t count, FILE *f
     return r;
 }
 
-static int write_shard(const struct output *out, const struct mkckpt_tensor *tensors, size_t count, size_t scale_width, struct err *err)
+static int write_shard(struct output *out, const struct mkckpt_tensor *tensors, size_t count, size_t scale_width, struct err *err)
 {
     char name[64];
     shard_name(out, tensors->shard, name);
@@ -125,8 +156,10 @@ static int write_shard(const struct output *out, const struct mkckpt_tensor *ten
     if (r < 0)
         return r;
     r = put_header(tensors, count, file, err);
-    for (size_t i = 0; i < count && r == 0; i++)
+    for (size_t i = 0; i < count && r == 0; i++) {
         r = put_tensor(out, &tensors[i], scale_width, file, err);
+        progress_add(&out->progress, tensors[i].bytes);
+    }
     return finish(out, name, file, r, err);
 }
 
@@ -264,7 +297,11 @@ static void remove_files(const struct output *out)
 
 int mkckpt_write(const struct mkckpt_options *options, const char *config, struct mkckpt_list *list, uint32_t *ret_shards, struct err *err)
 {
-    struct output out = {.dir = options->out};
+    uint64_t now = clock_now_ns();
+    struct output out = {
+        .dir = options->out,
+        .progress = {.total = list->bytes, .started_ns = now, .shown_ns = now, .terminal = isatty(STDERR_FILENO) == 1},
+    };
     int r = assign_shards(&out, list, options->shard_bytes, err);
     if (r == 0)
         r = make_buffers(&out, list, options, err);
@@ -274,6 +311,7 @@ int mkckpt_write(const struct mkckpt_options *options, const char *config, struc
         r = check_space(&out, list->bytes, err);
         if (r == 0)
             r = write_files(&out, options, config, list, err);
+        progress_end(&out.progress);
         if (r < 0)
             remove_files(&out);
     }

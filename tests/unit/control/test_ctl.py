@@ -107,6 +107,13 @@ def test_help_and_completion():
         assert word in done.stdout
     assert "--multiple-of" in run("load", "--help").stdout
     assert run("decode", "--help").returncode == 0
+    for group, words in (("cache", ("list", "verify")), ("job", ("list", "show", "wait", "cancel")), ("model", ("list", "show"))):
+        shown = run(group, "--help")
+        assert shown.returncode == 0 and all(f"  {group} {word}" in shown.stdout for word in words), shown.stdout
+        assert "  load DIR" not in shown.stdout
+        alone = run(group)
+        assert alone.returncode == 2 and f"{group} needs " in alone.stderr and all(word in alone.stderr for word in words), alone.stderr
+        assert f"fp9ctl {group} --help" in alone.stderr
     script = run("completion", "bash").stdout
     said = subprocess.run(["bash", "-c", script + 'COMP_WORDS=(fp9ctl --socket x model s); COMP_CWORD=4; _fp9ctl; echo "${COMPREPLY[@]}"\n'
                            'COMP_WORDS=(fp9ctl load --t); COMP_CWORD=2; _fp9ctl; echo "${COMPREPLY[@]}"\n'
