@@ -100,12 +100,13 @@ static void finish_if_done(struct cache_check *check)
     log_info("cache", "verified %zu slots, %" PRIu64 " bytes, %zu against the checkpoint: %zu bad", check->count, check->done_bytes,
              check->compared, json_array_size(check->bad));
     json_t *result = json_pack("{s:I, s:O, s:O, s:O, s:I, s:I, s:o, s:I}", "checked", (json_int_t)(check->count), "bad", check->bad,
-                               "unreached", check->unreached, "uncompared", check->uncompared, "bytes", (json_int_t)check->done_bytes, "compared", (json_int_t)check->compared, "seconds",
+                               "unreached", check->unreached, "uncompared", check->uncompared, "bytes", (json_int_t)check->done_bytes,
+                               "compared", (json_int_t)check->compared, "seconds",
                                rpc_real((double)(clock_now_ns() - check->started_ns) / 1e9), "job", (json_int_t)check->job);
     core_job_result(head->core, check->job, json_dumps(result, JSON_COMPACT | JSON_REAL_PRECISION(12)));
     core_errand_end(head->core, clock_now_ns(), check->job, NULL);
-    act_run(head); /* watchers hear the end before the answer */
-    control_reply(head->control, check->client, check->id, result, -1);
+    act_run(head);
+    waiters_reply_written(head, check->client, check->id, result); /* watchers hear the end before the answer, once history has it */
     cache_check_free(head);
 }
 
@@ -329,7 +330,7 @@ static void not_compared(struct cache_check *check, uint32_t model)
             return;
     json_array_append_new(check->uncompared,
                           json_pack("{s:s, s:s}", "model", name, "reason",
-                                    "its weights came from memory: there is no checkpoint to compare with, so only checksums were verified"));
+                                    "its weights came from memory: there is no checkpoint to compare with, only checksums were verified"));
 }
 
 static void full_done(void *user)

@@ -180,7 +180,7 @@ static int read_config(const char *dir, enum quantized quantized, struct arch **
     struct stat st;
     bool file = stat(dir, &st) == 0 && S_ISREG(st.st_mode);
     if (file && quantized == QUANTIZED_MUST)
-        return err_set(err, -ENOTDIR, ERR_BAD_REQUEST, "%s: is a file; the directory that holds config.json and the weights is wanted", dir);
+        return err_set(err, -ENOTDIR, ERR_BAD_REQUEST, "%s: is a file; the directory that holds config.json and weights is wanted", dir);
     if (asprintf(&path, file ? "%s" : "%s/config.json", dir) < 0) {
         path = NULL;
         return err_no_memory(err, dir, strlen(dir));

@@ -247,7 +247,8 @@ def test_restarts_are_hits(fleet, model):
             daemon.wait_for("the news", lambda: daemon.log().count(": lost: ") > losses or daemon.log().count("job: ") > jobs_before)
             wait_ready(daemon, rpc)
             assert boot_ids(rpc) == ids
-            assert all(j["state"] == "done" for j in rpc.call("job.list")["jobs"]), [(j["kind"], j["state"], j["error"]) for j in rpc.call("job.list")["jobs"]]
+            ended = [(j["kind"], j["state"], j["error"]) for j in rpc.call("job.list")["jobs"]]
+            assert all(state == "done" for _, state, _ in ended), ended
             assert slots(rpc) == true_slots
             assert outputs(rpc) == true_outputs
             again = load(rpc, model)

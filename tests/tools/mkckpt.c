@@ -110,8 +110,8 @@ static int run(const struct mkckpt_options *options)
         double seconds = (double)(clock_now_ns() - start) / 1e9;
         char total[32];
         printf("%s: %s, %u layer%s, %zu tensors, %s in %u shard%s, seed %llu, %.1f s (%.0f MB/s)\n", options->out, arch_family_name(arch),
-               arch->layers, arch->layers == 1 ? "" : "s", list.count, size_format(list.bytes, total, sizeof total), shards, shards == 1 ? "" : "s",
-               (unsigned long long)options->seed, seconds, (double)list.bytes / 1e6 / seconds);
+               arch->layers, arch->layers == 1 ? "" : "s", list.count, size_format(list.bytes, total, sizeof total), shards,
+               shards == 1 ? "" : "s", (unsigned long long)options->seed, seconds, (double)list.bytes / 1e6 / seconds);
     } else {
         fprintf(stderr, "fp9-mkckpt: %s\n", err.message);
     }
