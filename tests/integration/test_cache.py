@@ -378,3 +378,40 @@ def test_an_invalidated_model_in_words(make_daemon, checkpoint):
     shown = subprocess.run([program(daemon.build, "fp9ctl"), "--socket", daemon.socket, "status"], stdin=subprocess.DEVNULL,
                            stdout=subprocess.PIPE, text=True, timeout=60).stdout
     assert "\nmodel m: its cache was invalidated" in shown and "m: model m" not in shown and "hit" not in shown.lower(), shown
+
+
+def test_another_layout_is_named(make_daemon, checkpoint):
+    """What was prepared by an fp9d of another slot layout is prepared anew, and the reason says so."""
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    daemon.ok("invalidate-cache", "--model", "m")
+    daemon.stop()
+    with sqlite3.connect(os.path.join(daemon.state, "fp9d.db")) as db:
+        (layout,) = db.execute("SELECT layout FROM model").fetchone()
+        db.execute("UPDATE model SET layout = ?", (layout + 6,))
+    db.close()
+    daemon.start()
+    daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready")
+    (model,) = daemon.ok("model", "list")["models"]
+    assert model["cache"] == "miss" and f"layout {layout + 6} -> {layout}" in model["reason"], model
+
+
+def test_the_history_of_loads_is_bounded(make_daemon, checkpoint):
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    daemon.stop()
+    path = os.path.join(daemon.state, "fp9d.db")
+    with sqlite3.connect(path) as db:
+        columns = [row[1] for row in db.execute("PRAGMA table_info(history)") if row[1] != "id"]
+        names = ", ".join(columns)
+        db.executemany(f"INSERT INTO history ({names}) SELECT {names} FROM history ORDER BY id LIMIT 1", [()] * 700)
+    db.close()
+    daemon.start()
+    load(daemon, checkpoint)
+    shown = daemon.ok("cache", "list")["history"]
+    assert len(shown) == 50 and shown[-1]["cache"] == "hit"
+    daemon.stop()
+    with sqlite3.connect(path) as db:
+        (count,) = db.execute("SELECT count(*) FROM history").fetchone()
+    db.close()
+    assert count == 500
