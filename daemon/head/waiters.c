@@ -139,14 +139,15 @@ static void tell(struct head *head, const struct core_job *job, bool watchers, u
     }
 }
 
-/* Who watches hears the end before the answer of job.wait: after that answer a client listens no more. */
+/* Who watches hears the end before the answer of job.wait: after that answer a client listens no more. The answer comes when all of it is
+ * written down, and this is called again. */
 void waiters_job_changed(struct head *head, const struct core_job *job)
 {
     uint64_t now = clock_now_ns();
-    if (core_job_over(job) && (jobs_pending(head, job->id) || (job->state == CORE_JOB_DONE && remember_pending(head, job->model_name))))
-        return; /* again when it is written down */
+    bool done = job->state == CORE_JOB_DONE;
     tell(head, job, true, now);
-    tell(head, job, false, now);
+    if (!core_job_over(job) || !(jobs_pending(head, job->id) || (done && remember_pending(head, job->model_name))))
+        tell(head, job, false, now);
 }
 
 void waiters_tick(struct head *head, uint64_t now)
