@@ -2,12 +2,11 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <limits.h>
 #include <math.h>
+#include <poll.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "proto/base/cleanup.h"
@@ -170,12 +169,11 @@ int ring_take(struct ring_client *ring, uint32_t slot, struct fp9_timing *ret_ti
     return 0;
 }
 
-/* fp9d is gone: nobody will write to the ring any more. What else it has sent stays to be read. */
+/* Is fp9d gone? Then nobody will write to the ring any more. What else it has sent stays unread, and must not hide its end. */
 static void look_for_end(struct fp9_conn *conn)
 {
-    char byte;
-    ssize_t n = recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
+    struct pollfd hangup = {.fd = conn->fd, .events = POLLRDHUP};
+    if (poll(&hangup, 1, 0) <= 0)
         return;
     struct err reason = {0};
     err_set(&reason, -ECONNRESET, ERR_INTERNAL, "fp9d closed the connection");
