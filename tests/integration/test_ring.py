@@ -230,18 +230,31 @@ def test_asleep_it_uses_no_cpu(served, rpc, reference):
     assert session.decode(1, *one_token(reference)).timing["params"] > 0
 
 
+def settled(count):
+    """What it comes to once it has not changed for half a second."""
+    seen, since = count(), time.monotonic()
+    deadline = since + 20 * SLOW
+    while time.monotonic() - since < 0.5:
+        assert time.monotonic() < deadline, "it never settles"
+        time.sleep(0.02)
+        now = count()
+        if now != seen:
+            seen, since = now, time.monotonic()
+    return seen
+
+
 def test_descriptors_and_memory_go_with_the_session(served, reference):
     count = lambda: len(os.listdir(f"/proc/{served.process.pid}/fd"))  # noqa: E731
     with Rpc(served.socket, 30 * SLOW) as one:
-        before = count()
+        before = settled(count)  # the clients of earlier tests are going
         for _ in range(50):
             session = Session(one, "m", 1, ring=True)
             session.decode(1, *one_token(reference))
             session.close()
-        assert count() == before
+        served.wait_for("their descriptors", lambda: count() == before)
         # an answer that nobody takes the ring of
         one.call("session.close", session=one.call("session.open", model="m", max_tokens=1, ring=True)["session"])
-        assert count() == before
+        served.wait_for("its descriptors", lambda: count() == before)
 
 
 def test_geometry(rpc):
