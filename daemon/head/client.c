@@ -15,6 +15,7 @@
 #define CLIENT_OUT_PAUSE (1024u * 1024)    /* a client with more waiting is not asked what else it wants */
 #define CLIENT_READ_BYTES 16384            /* a turn's work, then other clients have theirs */
 #define CLIENT_LINE_PATIENCE (20 * CLOCK_NS_PER_S)
+#define CLIENT_TURN_LINES 8 /* handled in a row, then other clients have their turn */
 #define CLIENT_GROUPS_MAX 1024
 #define CLIENT_FDS_MAX 8 /* that arrived and whose line is not complete; more are closed */
 
@@ -41,6 +42,8 @@ struct client {
     pid_t pid;
     struct client_callbacks callbacks;
     struct loop_io *io;
+    struct loop_timer *again; /* rings at once when lines are left of a turn */
+    bool left;                /* they are */
     struct buf in;
     size_t scanned;                     /* bytes of `in` known to hold no newline */
     struct arrived fds[CLIENT_FDS_MAX]; /* oldest first */
@@ -70,6 +73,7 @@ static bool in_group(int fd, gid_t primary, const char *name)
 }
 
 static void client_event(void *user, bool readable, bool writable);
+static void next_turn(void *user);
 
 int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, const struct client_callbacks *callbacks,
                struct client **ret_client, struct err *err)
@@ -88,6 +92,8 @@ int client_new(struct loop *loop, int fd, uint64_t id, const char *admin_group, 
     client->pid = peer.pid;
     client->admin = peer.uid == 0 || peer.uid == geteuid() || in_group(fd, peer.gid, admin_group);
     int r = loop_io_add(loop, fd, client_event, client, &client->io, err);
+    if (r == 0)
+        r = loop_timer_new(loop, next_turn, client, &client->again, err);
     if (r < 0)
         return r;
     *ret_client = STEAL(client);
@@ -119,6 +125,7 @@ void client_free(struct client *client)
     for (size_t i = 0; i < client->fd_count; i++)
         close(client->fds[i].fd);
     loop_io_free(client->io);
+    loop_timer_free(client->again);
     closep(&client->fd);
     buf_release(&client->in);
     free(client);
@@ -164,6 +171,12 @@ static ssize_t send_out(int fd, const struct out *out)
     return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+static void watch(struct client *client)
+{
+    bool listens = !client->left && client->out_bytes <= CLIENT_OUT_PAUSE;
+    loop_io_want(client->io, client->broken || listens, client->first != NULL);
+}
+
 /* What cannot be sent to a broken client is dropped; its end is noticed by the next read. */
 static void flush(struct client *client)
 {
@@ -189,7 +202,7 @@ static void flush(struct client *client)
             client->last = &client->first;
         out_free(out);
     }
-    loop_io_want(client->io, client->broken || client->out_bytes <= CLIENT_OUT_PAUSE, client->first != NULL);
+    watch(client);
 }
 
 void client_send(struct client *client, char *line, size_t length, const int *fds, size_t fd_count)
@@ -270,16 +283,23 @@ static ssize_t receive(struct client *client)
 /* Hands over whole lines, until one's answer has to wait for the client to read. False when one is longer than allowed. */
 static bool take_lines(struct client *client)
 {
-    while (client->out_bytes <= CLIENT_OUT_PAUSE) {
+    client->left = false;
+    for (unsigned lines = 0; !client->broken && client->out_bytes <= CLIENT_OUT_PAUSE; lines++) {
         uint8_t *newline = client->in.length > client->scanned
                                ? memchr(client->in.data + client->scanned, '\n', client->in.length - client->scanned)
                                : NULL;
         if (!newline) {
             client->scanned = client->in.length;
             client->half_ns = !client->in.length ? 0 : client->half_ns ? client->half_ns : clock_now_ns();
+            watch(client);
             return client->in.length < RPC_LINE_MAX;
         }
         client->half_ns = 0;
+        if (lines == CLIENT_TURN_LINES) {
+            client->left = true;
+            loop_timer_set(client->again, 0);
+            break;
+        }
         size_t length = (size_t)(newline - client->in.data);
         client->consumed += length + 1;
         if (length)
@@ -288,7 +308,13 @@ static bool take_lines(struct client *client)
         buf_consume(&client->in, length + 1);
         client->scanned = 0;
     }
+    watch(client);
     return true;
+}
+
+static void next_turn(void *user)
+{
+    take_lines(user); /* a line that is too long is found by the next read */
 }
 
 /* Says why; the connection is to be closed then. */
@@ -306,13 +332,12 @@ static void client_event(void *user, bool readable, bool writable)
     struct client *client = user;
     if (writable) {
         flush(client);
-        take_lines(client); /* those that waited; one that is too long is found by the next read */
+        next_turn(client); /* of those that waited */
     }
-    if (!readable)
+    if (!readable || ((client->left || client->out_bytes > CLIENT_OUT_PAUSE) && !client->broken))
         return;
-    if (client->out_bytes > CLIENT_OUT_PAUSE && !client->broken)
-        return;
-    if (buf_reserve(&client->in, CLIENT_READ_BYTES, RPC_LINE_MAX + CLIENT_READ_BYTES) == 0) {
+    /* What a client that is gone has asked for before, thousands of lines perhaps, is nobody's wish any more. */
+    if (!client->broken && buf_reserve(&client->in, CLIENT_READ_BYTES, RPC_LINE_MAX + CLIENT_READ_BYTES) == 0) {
         ssize_t n = receive(client);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             return;
