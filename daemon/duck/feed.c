@@ -133,6 +133,7 @@ int feed_new(struct channel *channel, int bell_fd, bool may_spin, struct link *l
         return err_no_memory(err, "feed", sizeof *feed);
     *feed = (struct feed){.channel = channel, .link = link, .exec = exec, .out = out};
     feed->spin = spin_init(may_spin ? channel_spin_us(channel) * CLOCK_NS_PER_US : 0);
+    feed->spin.wary = true;
     pthread_mutex_init(&feed->lock, NULL);
     link_set_channel(link, channel, bell_fd);
     const struct exec_feed calls = {.user = feed, .look = look, .through = through, .lend = lend, .wait = wait, .wake = wake};

@@ -290,6 +290,7 @@ int loop_poller_add(struct loop *loop, const struct loop_poller *poller, struct 
 void loop_set_spin(struct loop *loop, uint64_t limit_ns)
 {
     loop->spin = spin_init(limit_ns);
+    loop->spin.wary = true;
 }
 
 int loop_bell_fd(const struct loop *loop)
@@ -316,25 +317,29 @@ static int turn(struct loop *loop, int flags, struct err *err)
 /* 1: something came, from a poller or a descriptor; 0: the budget is used up. */
 static int spin(struct loop *loop, struct err *err)
 {
-    uint64_t begin = clock_now_ns(), turned = begin;
+    uint64_t begin = clock_now_ns(), turned = begin, before = begin;
+    if (spin_rests(&loop->spin))
+        return 0;
     for (;;) {
         for (int i = 0; i < SPIN_LOOKS; i++) {
             spin_pause();
             if (poll_all(loop) == LOOP_FOUND) {
-                spin_won(&loop->spin);
+                if (!spin_taken(&loop->spin, before, clock_now_ns()))
+                    spin_won(&loop->spin);
                 return 1;
             }
         }
         uint64_t now = clock_now_ns();
-        if (now - begin >= loop->spin.budget_ns)
+        if (now - begin >= loop->spin.budget_ns || spin_taken(&loop->spin, before, now))
             break;
+        before = now;
         if (now - turned < SPIN_TURN_NS)
             continue;
         uint64_t called = loop->called;
         int r = turn(loop, EVLOOP_NONBLOCK, err);
         if (r < 0 || loop->called != called || loop->stop)
             return r < 0 ? r : 1;
-        turned = clock_now_ns();
+        turned = before = clock_now_ns();
     }
     spin_lost(&loop->spin);
     return 0;

@@ -15,7 +15,12 @@
 struct spin {
     uint64_t limit_ns; /* 0: never spin */
     uint64_t budget_ns;
+    bool wary;         /* once this CPU was taken away while spinning, rest: somebody else wants it, and who sleeps gets it sooner */
+    uint64_t rests_until_ns; /* 0: it does not */
 };
+
+#define SPIN_TAKEN_NS (200 * CLOCK_NS_PER_US) /* between two looks at the clock: no interrupt takes so long */
+#define SPIN_REST_NS (20 * CLOCK_NS_PER_MS)   /* some slices of the scheduler */
 
 static inline struct spin spin_init(uint64_t limit_ns)
 {
@@ -43,27 +48,49 @@ static inline void spin_lost(struct spin *spin)
     spin->budget_ns = spin->budget_ns / 2 > spin->limit_ns / SPIN_SHRUNK ? spin->budget_ns / 2 : spin->limit_ns / SPIN_SHRUNK;
 }
 
+/* A look at the clock, the one before it at `before`. True: the CPU was taken away, stop now. */
+static inline bool spin_taken(struct spin *spin, uint64_t before, uint64_t now)
+{
+    if (!spin->wary || now - before < SPIN_TAKEN_NS)
+        return false;
+    spin->rests_until_ns = now + SPIN_REST_NS;
+    return true;
+}
+
+static inline bool spin_rests(struct spin *spin)
+{
+    if (!spin->rests_until_ns)
+        return false;
+    if (clock_now_ns() < spin->rests_until_ns)
+        return true;
+    spin->rests_until_ns = 0;
+    return false;
+}
+
 /* Waits until `ready` says so. False: the budget is used up and it does not. Always inlined, so that `ready` costs what it does. */
 __attribute__((always_inline)) static inline bool spin_while_not(struct spin *spin, bool (*ready)(void *user), void *user)
 {
     if (ready(user))
         return true;
-    if (spin->limit_ns == 0)
+    if (spin->limit_ns == 0 || spin_rests(spin))
         return false;
-    uint64_t end = 0;
+    uint64_t end = 0, before = 0;
     for (;;) {
         for (int i = 0; i < SPIN_LOOKS; i++) {
             spin_pause();
             if (ready(user)) {
-                spin_won(spin);
+                /* What was waited for may have come while the CPU was away. */
+                if (!spin->wary || !before || !spin_taken(spin, before, clock_now_ns()))
+                    spin_won(spin);
                 return true;
             }
         }
         uint64_t now = clock_now_ns();
         if (end == 0)
             end = now + spin->budget_ns;
-        else if (now >= end)
+        else if (now >= end || spin_taken(spin, before, now))
             break;
+        before = now;
     }
     spin_lost(spin);
     return false;

@@ -151,6 +151,8 @@ def main():
             return 1
         finally:
             daemon.stop()
+    print("\nthe step path beside the machine's own hand-offs", flush=True)
+    subprocess.run([sys.executable, os.path.join(HERE, "bench_step.py"), "--build", build], check=False)
     print("\nloads", flush=True)
     return subprocess.run([sys.executable, os.path.join(HERE, "bench_load.py"), "--build", build], check=False).returncode
 

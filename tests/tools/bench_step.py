@@ -89,7 +89,7 @@ def slope(build, folder, checkpoint):
     waits, floors = {}, []
     for ducks in DUCKS:
         floors.append(pingpong(build))
-        with Fleet(build, folder, ducks=ducks, memory="16M") as daemon:
+        with Fleet(build, folder, ducks=ducks, memory=f"{max(16, 128 // ducks)}M") as daemon:
             daemon.ok("load", checkpoint, "--name", "m", "--tp", ducks, "--multiple-of", 8)
             waits[ducks] = bench(daemon, "m", "--null", "--tokens", 200)["judge_wait_us"]["p50"]
             print(f"{ducks:3} local ducks on one CPU: judge_wait {waits[ducks]:8.1f} us", flush=True)
@@ -105,7 +105,8 @@ def whole_layer(build, folder, checkpoint, rounds):
         daemon.ok("load", checkpoint, "--name", "m", "--tp", 1)
         params = 8 * 3 * 768 * 2048
         for _ in range(rounds):
-            alone = tool(build, program(build, "fp9-bench"), "moe", "--json", "--threads", 1, "--case", "qwen3-30b", "--rounds", 3, cpu=1)
+            alone = tool(build, program(build, "fp9-bench"), "moe", "--json", "--threads", 1, "--case", "qwen3-30b", "--rounds", 3,
+                         "--pool", "340M", cpu=1)  # as many bytes as the layer has
             alone = max(case["gparam_s"] for case in alone if case["chosen"])
             told = bench(daemon, "m", "--tokens", 200)
             ratios.append(params / told["job_time_us"]["p50"] / 1e3 / alone)
