@@ -35,6 +35,12 @@ static const struct tree_option plan_options[] = {
     STRATEGY,
     {"--ducks", "N", TREE_INT, "ducks", 1, 1024, .doc = "plan for N ducks; the fleet's when left out"},
     {"--memory", "BYTES", TREE_SIZE, "memory", 1, .doc = "weight buffer of each duck; K M G T are powers of 1024"},
+    {"--mtp", .param = "mtp", .doc = "with the layers for multi-token prediction"},
+    {"--read-rate", "BYTES", TREE_SIZE, "read_rate", 1, .doc = "predict with so many bytes/s of each duck's memory"},
+    {"--mparam-rate", "N", TREE_INT, "mparam_rate", 1, 1000000000, .doc = "predict with kernels of N million weights/s a duck"},
+    {"--link-rate", "BYTES", TREE_SIZE, "link_rate", 1, .doc = "predict with so many bytes/s of the head's link"},
+    {"--step-us", "N", TREE_INT, "step_us", 1, 1000000000, .doc = "predict with N microseconds a step besides its bytes"},
+    {"--host-us", "N", TREE_INT, "host_us", 1, 1000000000, .doc = "predict with N microseconds on the host a token"},
 };
 
 static const struct tree_option load_options[] = {
@@ -43,6 +49,7 @@ static const struct tree_option load_options[] = {
     MULTIPLE_OF,
     STRATEGY,
     {"--force", .param = "force", .doc = "prepare every slot anew"},
+    {"--mtp", .param = "mtp", .doc = "also the layers for multi-token prediction"},
     {"--no-wait", .doc = "print the job and return at once"},
 };
 
@@ -164,6 +171,6 @@ const size_t tree_command_count = COUNT(tree_commands);
 
 const struct tree_later tree_later[] = {
     {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL},
-    {"duck remove", NULL}, {"load", "--mtp"},
+    {"duck remove", NULL},
 };
 const size_t tree_later_count = COUNT(tree_later);

@@ -32,6 +32,7 @@ struct full {
     char path[CORE_PATH_MAX];
     uint8_t key[DIGEST_SIZE];
     struct plan *plan;             /* owned copy */
+    bool mtp;
     struct arch *arch;             /* owned */
     struct checkpoint *checkpoint; /* owned; stays open from layer to layer */
     uint64_t *sums;                /* owned, [plan->tp] */
@@ -307,6 +308,8 @@ static void full_run(void *user)
         arch_free(full->arch);
         full->arch = NULL;
         r = arch_read(full->path, &full->arch, &full->err);
+        if (r == 0 && full->mtp)
+            r = arch_add_mtp(full->arch, full->path, &full->err);
         if (r == 0)
             r = checkpoint_open(full->path, full->arch, &full->checkpoint, &full->err);
     }
@@ -392,6 +395,7 @@ static void next_layer(struct cache_check *check)
                 abort();
             full->model = item->model;
             memcpy(full->path, model->path, sizeof full->path);
+            full->mtp = model->arch->mtp;
             memcpy(full->key, item->key, DIGEST_SIZE);
         }
         full->layer = item->layer;

@@ -78,6 +78,7 @@ struct core_duck {
 struct core_was {
     bool known;
     uint32_t layout, tp, multiple_of;
+    bool mtp;
     enum plan_strategy strategy;
     uint8_t key[DIGEST_SIZE];
 };
@@ -118,6 +119,7 @@ struct core_model {
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
     enum plan_strategy want_strategy;
+    bool want_mtp; /* its layers for multi-token prediction too */
     /* While a READY model is loaded again by another plan: the old one, on which its sessions go on and to which it returns if the
      * load fails. plan NULL: none. */
     struct core_placement old;
@@ -195,6 +197,7 @@ struct core_load_request {
     uint32_t tp, multiple_of; /* 0: the planner chooses */
     enum plan_strategy strategy;
     bool force;
+    bool mtp; /* layers for multi-token prediction too */
     const struct core_was *was; /* core_restore: as it was remembered; NULL: unknown */
 };
 

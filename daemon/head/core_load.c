@@ -100,7 +100,8 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
     if (r < 0)
         return r;
     if (model->job) {
-        if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of && !request->force) {
+        if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of &&
+            model->want_mtp == request->mtp && !request->force) {
             *ret_job = model->job; /* the same is under way: join it */
             return 0;
         }
@@ -118,6 +119,7 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
     model->want_tp = request->tp;
     model->want_multiple_of = request->multiple_of;
     model->want_strategy = request->strategy;
+    model->want_mtp = request->mtp;
     if (model->state != CORE_MODEL_READY) {
         model->state = CORE_MODEL_LOADING;
         model->error = (struct err){0};

@@ -38,6 +38,8 @@ static void say_plan(struct words *words, const struct core_model *model, const 
         say(words, ", ", "tp %u -> %u", was->tp, plan->tp);
     if (was->multiple_of != plan->multiple_of)
         say(words, ", ", "multiple_of %u -> %u", was->multiple_of, plan->multiple_of);
+    if (was->mtp != next->arch->mtp)
+        say(words, ", ", "MTP layers %s", next->arch->mtp ? "added" : "left out");
     if (was->strategy != plan->strategy)
         say(words, ", ", "strategy %s -> %s", plan_strategy_name(was->strategy), plan_strategy_name(plan->strategy));
 }

@@ -37,6 +37,7 @@ static const char *const migrations[] = {
     " total_bytes INTEGER NOT NULL, read_bytes INTEGER NOT NULL, sent_bytes INTEGER NOT NULL, total_tokens INTEGER NOT NULL,"
     " done_tokens INTEGER NOT NULL, error_code INTEGER NOT NULL, error_name TEXT NOT NULL, error_message TEXT NOT NULL,"
     " error_values TEXT NOT NULL, result TEXT NOT NULL) STRICT;",
+    "ALTER TABLE model ADD COLUMN mtp INTEGER NOT NULL DEFAULT 0;",
 };
 
 int db_err(struct db *db, const char *what, struct err *err)
@@ -131,7 +132,8 @@ static int migrate(struct db *db, struct err *err)
         if (db_execute(db, sql, "migration", err) < 0)
             return -EBADMSG; /* what is in it is not what its version says */
     }
-    return db_execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key, layout FROM model LIMIT 0", "table of models", err) < 0
+    return db_execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key, layout, mtp FROM model LIMIT 0", "table of models",
+                      err) < 0
                ? -EBADMSG
                : 0;
 }
@@ -209,13 +211,14 @@ int db_save_model(struct db *db, const struct db_model *model, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
     bool ok =
-        sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?)", -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?, ?)", -1, &statement, NULL) == SQLITE_OK &&
         sqlite3_bind_text(statement, 1, model->name, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_text(statement, 2, model->path, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_int64(statement, 3, model->tp) == SQLITE_OK && sqlite3_bind_int64(statement, 4, model->multiple_of) == SQLITE_OK &&
         sqlite3_bind_text(statement, 5, model->strategy, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK &&
-        sqlite3_bind_int64(statement, 7, model->layout) == SQLITE_OK && sqlite3_step(statement) == SQLITE_DONE;
+        sqlite3_bind_int64(statement, 7, model->layout) == SQLITE_OK && sqlite3_bind_int64(statement, 8, model->mtp) == SQLITE_OK &&
+        sqlite3_step(statement) == SQLITE_DONE;
     int r = ok ? 0 : db_err(db, "save model", err);
     sqlite3_finalize(statement);
     return r;
@@ -246,7 +249,7 @@ static void column(sqlite3_stmt *statement, int index, char *to, size_t size)
 int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(db->handle, "SELECT name, path, tp, multiple_of, strategy, model_key, layout FROM model ORDER BY name", -1,
+    if (sqlite3_prepare_v2(db->handle, "SELECT name, path, tp, multiple_of, strategy, model_key, layout, mtp FROM model ORDER BY name", -1,
                            &statement, NULL) != SQLITE_OK)
         return db_err(db, "list models", err);
     int r = 0, step = SQLITE_ROW;
@@ -259,6 +262,7 @@ int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *
         column(statement, 4, model.strategy, sizeof model.strategy);
         column(statement, 5, model.model_key, sizeof model.model_key);
         model.layout = (uint32_t)sqlite3_column_int64(statement, 6);
+        model.mtp = sqlite3_column_int64(statement, 7) != 0;
         r = each(user, &model);
     }
     if (r == 0 && step != SQLITE_DONE)

@@ -17,6 +17,7 @@ struct db_model {
     char name[64];
     char path[4096];
     uint32_t tp, multiple_of; /* as they were planned */
+    bool mtp;                 /* with the layers for multi-token prediction */
     char strategy[16];
     char model_key[65]; /* hex */
     uint32_t layout;    /* version of the slots' layout then */

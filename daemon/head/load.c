@@ -35,6 +35,7 @@ struct load {
     struct checkpoint *checkpoint; /* owned */
     struct err err;
     bool opening, digesting, streaming;
+    bool mtp;                   /* its MTP layers too */
     bool force;                 /* no record is trusted when it streams */
     struct load_stream *stream; /* owned; set while and after streaming */
     /* digesting */
@@ -244,7 +245,7 @@ static void open_run(void *user)
 {
     struct load *load = user;
     checkpoint_stamp_take(load->path, &load->stamp);
-    if (arch_read(load->path, &load->arch, &load->err) < 0) {
+    if (arch_read(load->path, &load->arch, &load->err) < 0 || (load->mtp && arch_add_mtp(load->arch, load->path, &load->err) < 0)) {
         explain_hidden(load->path, &load->err);
         return;
     }
@@ -312,6 +313,7 @@ void load_open(struct head *head, uint64_t job)
     load->checkpoint = NULL;
     load->opening = true;
     load->force = known->force;
+    load->mtp = head->core->models[known->model].want_mtp;
     load->whole = known->whole || known->force || load->memory_fd >= 0;
     load->layer = known->layer;
     memcpy(load->path, head->core->models[known->model].path, sizeof load->path);

@@ -22,6 +22,7 @@ static json_t *model_json(const struct core_model *model)
     json_object_set_new(json, "hidden_size", json_integer(model->arch ? model->arch->hidden : 0));
     json_object_set_new(json, "experts", json_integer(model->arch ? model->arch->experts : 0));
     json_object_set_new(json, "top_k", json_integer(model->arch ? model->arch->top_k : 0));
+    json_object_set_new(json, "mtp_layers", json_integer(model->arch && model->arch->mtp ? model->arch->mtp_layers : 0));
     json_object_set_new(json, "reason", json_string(model->reason));
     if (model->arch) {
         char kinds[ARCH_LAYERS_MAX + 1];
@@ -76,6 +77,7 @@ int rpc_model_load(const struct call *call, json_t **ret_result, struct err *err
         .tp = (uint32_t)rpc_param_int(call->params, "tp", 0),
         .multiple_of = (uint32_t)rpc_param_int(call->params, "multiple_of", 0),
         .force = rpc_param_bool(call->params, "force", false),
+        .mtp = rpc_param_bool(call->params, "mtp", false),
     };
     int r = strategy_param(call->params, &request.strategy, err);
     if (r < 0)

@@ -12,6 +12,7 @@ struct planning {
     json_t *id; /* owned */
     char path[CORE_PATH_MAX];
     struct plan_request request;
+    bool mtp;
     uint32_t ducks; /* planned for: those asked for, else the fleet's; 0: none */
     uint32_t fleet; /* ducks that can take a rank today */
     struct arch *arch;
@@ -37,9 +38,10 @@ static json_t *ranks_json(const struct plan *plan)
     for (uint32_t rank = 0; rank < plan->tp; rank++) {
         const struct plan_rank *share = &plan->ranks[rank];
         uint32_t neurons = share->routed.neurons ? share->routed.neurons : share->dense.neurons;
-        json_array_append_new(ranks, json_pack("{s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons", (json_int_t)neurons,
+        json_array_append_new(ranks, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons", (json_int_t)neurons,
                                                "bytes", (json_int_t)share->bytes, "dense_neurons", (json_int_t)share->dense.neurons,
-                                               "shared_neurons", (json_int_t)share->shared.neurons));
+                                               "shared_neurons", (json_int_t)share->shared.neurons, "send_bytes",
+                                               (json_int_t)share->send_bytes, "read_bytes", (json_int_t)share->read_bytes));
     }
     return ranks;
 }
@@ -55,6 +57,29 @@ static const char *obstacle(const struct arch *arch, const struct plan *plan, ui
     return NULL;
 }
 
+static void predicted_json(const struct plan *plan, json_t *json)
+{
+    const struct plan_prediction *p = &plan->predicted;
+    const struct plan_rates *rates = &plan->rates;
+    char assumes[256], compute[64] = "", host[64] = "attention not counted";
+    if (rates->params_per_s > 0)
+        snprintf(compute, sizeof compute, ", %.2f Gparam/s of its kernels", rates->params_per_s / 1e9);
+    if (rates->host_s > 0)
+        snprintf(host, sizeof host, "%.1f ms a token on the host", rates->host_s * 1e3);
+    snprintf(assumes, sizeof assumes, "%.3g GB/s of memory for each duck%s, %.3g GB/s of link at the head, %.0f us a step besides; %s",
+             rates->read_bytes_per_s / 1e9, compute, rates->link_bytes_per_s / 1e9, rates->step_s * 1e6, host);
+    json_object_set_new(json, "predicted_tokens_per_second", rpc_real(p->tokens_per_second));
+    json_object_set_new(json, "bottleneck", json_string(plan_term_name(p->bottleneck)));
+    json_t *terms = json_object();
+    json_object_set_new(terms, "duck_memory", rpc_real(p->read_s * 1e6));
+    json_object_set_new(terms, "duck_compute", rpc_real(p->compute_s * 1e6));
+    json_object_set_new(terms, "link", rpc_real(p->link_s * 1e6));
+    json_object_set_new(terms, "steps", rpc_real(p->step_s * 1e6));
+    json_object_set_new(terms, "host", rpc_real(p->host_s * 1e6));
+    json_object_set_new(json, "predicted_us", terms);
+    json_object_set_new(json, "prediction_assumes", json_string(assumes));
+}
+
 /* `ducks` are those planned for, `fleet` those that are there. */
 static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t ducks, uint32_t fleet)
 {
@@ -67,13 +92,11 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint3
     json_object_set_new(json, "send_bytes", json_integer((json_int_t)plan->send_bytes));
     json_object_set_new(json, "rebuild_read_bytes", json_integer((json_int_t)plan->rebuild_read_bytes));
     json_object_set_new(json, "rebuild_send_bytes", json_integer((json_int_t)plan->rebuild_send_bytes));
-    json_object_set_new(json, "predicted_tokens_per_second", rpc_real(plan->predicted_tokens_per_second));
+    json_object_set_new(json, "rebuild_seconds", rpc_real(plan->rebuild_seconds));
+    json_object_set_new(json, "link_bytes_per_token", json_integer((json_int_t)plan->link_bytes));
+    json_object_set_new(json, "head_link_bytes_per_token", json_integer((json_int_t)(plan->tp * plan->link_bytes)));
     json_object_set_new(json, "explanation", json_string(plan->explanation));
-    char assumes[160];
-    snprintf(assumes, sizeof assumes,
-             "%.0f GB/s of memory and %.2f GB/s of link for each duck, %.0f us a step besides; attention not counted",
-             PLAN_DUCK_READ_BYTES_PER_S / 1e9, PLAN_LINK_BYTES_PER_S / 1e9, PLAN_STEP_S * 1e6);
-    json_object_set_new(json, "prediction_assumes", json_string(assumes));
+    predicted_json(plan, json);
     const char *note = obstacle(arch, plan, fleet);
     json_object_set_new(json, "loadable", json_boolean(!note));
     if (note)
@@ -85,7 +108,10 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint3
 static void planning_run(void *user)
 {
     struct planning *planning = user;
-    if (arch_read_for_plan(planning->path, &planning->arch, &planning->err) == 0)
+    int r = arch_read_for_plan(planning->path, &planning->arch, &planning->err);
+    if (r == 0 && planning->mtp)
+        r = arch_add_mtp(planning->arch, planning->path, &planning->err);
+    if (r == 0)
         plan_make(planning->arch, &planning->request, &planning->plan, &planning->err);
 }
 
@@ -131,6 +157,11 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
         .multiple_of = (uint32_t)rpc_param_int(call->params, "multiple_of", 0),
         .ducks = (uint32_t)rpc_param_int(call->params, "ducks", 0),
         .memory_bytes = (uint64_t)rpc_param_int(call->params, "memory", 0),
+        .rates = {.read_bytes_per_s = (double)rpc_param_int(call->params, "read_rate", 0),
+                  .params_per_s = (double)rpc_param_int(call->params, "mparam_rate", 0) * 1e6,
+                  .link_bytes_per_s = (double)rpc_param_int(call->params, "link_rate", 0),
+                  .step_s = (double)rpc_param_int(call->params, "step_us", 0) * 1e-6,
+                  .host_s = (double)rpc_param_int(call->params, "host_us", 0) * 1e-6},
     };
     const char *strategy = rpc_param_string(call->params, "strategy", NULL);
     int r = strategy ? plan_strategy_parse(strategy, &request.strategy, err) : 0;
@@ -150,6 +181,7 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
                                   .client = call->client,
                                   .id = json_incref((json_t *)call->id),
                                   .request = request,
+                                  .mtp = rpc_param_bool(call->params, "mtp", false),
                                   .ducks = ducks,
                                   .fleet = fleet};
     memcpy(planning->path, path, strlen(path) + 1);

@@ -8,12 +8,12 @@
 
 #include "daemon/model/arch_family.h"
 #include "daemon/model/arch_json.h"
+#include "daemon/model/arch_layers.h"
 #include "daemon/model/arch_quant.h"
 #include "daemon/model/text_file.h"
 
 static const char *const hidden_keys[ARCH_KEYS_MAX] = {"hidden_size"};
 static const char *const layers_keys[ARCH_KEYS_MAX] = {"num_hidden_layers"};
-static const char *const step_keys[ARCH_KEYS_MAX] = {"decoder_sparse_step"};
 
 static int find_family(const json_t *config, const char *where, const struct arch_family **ret_family, struct err *err)
 {
@@ -32,41 +32,34 @@ static int find_family(const json_t *config, const char *where, const struct arc
     return -ENOTSUP;
 }
 
-static int check_activation(const json_t *config, const char *where, struct err *err)
+/* The object with the numbers of the text model. */
+static int find_numbers(const json_t *config, const char *where, const struct arch_family *family, const json_t **ret_numbers,
+                        struct err *err)
 {
-    const json_t *act = json_object_get(config, "hidden_act");
-    char shown[96];
-    if (!act || (json_is_string(act) && strcmp(json_string_value(act), "silu") == 0))
+    *ret_numbers = config;
+    if (!family->text_name)
         return 0;
-    err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: hidden_act is %s, only \"silu\" is supported", where,
-            arch_json_show(act, shown, sizeof shown));
-    return -ENOTSUP;
+    const json_t *text = json_object_get(config, "text_config"), *type = json_object_get(text, "model_type");
+    char shown[96];
+    if (!json_is_object(text))
+        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: no text_config, in which the numbers of a %s are", where, family->name);
+    if (!json_is_string(type) || strcmp(json_string_value(type), family->text_name) != 0)
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: model_type of text_config is %s, that of a %s is \"%s\"", where,
+                       type ? arch_json_show(type, shown, sizeof shown) : "missing", family->name, family->text_name);
+    *ret_numbers = text;
+    return 0;
 }
 
-/* As HuggingFace's Qwen3MoeDecoderLayer decides. */
-static int sparse_step_layers(const json_t *config, const char *where, struct arch *arch, struct err *err)
+static int check_activation(const json_t *config, const char *where, struct err *err)
 {
-    uint32_t step;
-    int r = arch_json_u32_or(config, step_keys, 1, UINT32_MAX, 1, where, &step, err);
-    if (r < 0)
-        return r;
-    for (uint32_t i = 0; i < arch->layers; i++)
-        arch->layer_is_moe[i] = arch->experts > 0 && ((uint64_t)i + 1) % step == 0;
-    const json_t *only = json_object_get(config, "mlp_only_layers");
-    if (!only || json_is_null(only))
-        return 0;
+    const json_t *act = json_object_get(config, "hidden_act"), *limit = json_object_get(config, "swiglu_limit");
     char shown[96];
-    if (!json_is_array(only))
-        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: mlp_only_layers is %s, must be a list of layer numbers", where,
-                       arch_json_show(only, shown, sizeof shown));
-    for (size_t i = 0; i < json_array_size(only); i++) {
-        const json_t *at = json_array_get(only, i);
-        if (!json_is_integer(at) || json_integer_value(at) < 0)
-            return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: mlp_only_layers[%zu] is %s, must be a layer number", where, i,
-                           arch_json_show(at, shown, sizeof shown));
-        if (json_integer_value(at) < (json_int_t)arch->layers)
-            arch->layer_is_moe[json_integer_value(at)] = false;
-    }
+    if (act && (!json_is_string(act) || strcmp(json_string_value(act), "silu") != 0))
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: hidden_act is %s, only \"silu\" is supported", where,
+                       arch_json_show(act, shown, sizeof shown));
+    if (limit && !json_is_null(limit))
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: swiglu_limit is %s, a clamped activation is not supported", where,
+                       arch_json_show(limit, shown, sizeof shown));
     return 0;
 }
 
@@ -78,7 +71,46 @@ static int read_experts(const json_t *config, const char *where, struct arch *ar
     int r = arch_json_u32(config, family->experts_keys, 0, ARCH_EXPERTS_MAX, where, &arch->experts, err);
     if (r < 0)
         return r;
-    return sparse_step_layers(config, where, arch, err);
+    return arch_layers_fill(config, where, arch, err);
+}
+
+/* A shared expert of the client's weighing is an expert like any other: the last one. */
+static int gate_shared(const char *where, struct arch *arch, struct err *err)
+{
+    uint32_t wide = arch->shared_intermediate;
+    if (wide != arch->moe_intermediate)
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: %s is %u but %s is %u: a gated shared expert must be as wide as the others",
+                       where, arch->family->shared_keys[0], wide, arch->family->moe_intermediate_keys[0], arch->moe_intermediate);
+    if (arch->experts >= ARCH_EXPERTS_MAX || arch->top_k >= KERNELS_TOP_K_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %u experts, %u for a token, and a shared one: at most %u and %u", where,
+                       arch->experts, arch->top_k, ARCH_EXPERTS_MAX, KERNELS_TOP_K_MAX);
+    arch->shared_intermediate = 0;
+    arch->gated_shared = true;
+    arch->experts++;
+    arch->top_k++;
+    return 0;
+}
+
+static int read_shared(const json_t *config, const char *where, struct arch *arch, struct err *err)
+{
+    const struct arch_family *family = arch->family;
+    uint32_t count, wide;
+    int r = arch_json_u32_or(config, family->shared_count_keys, 0, LAYOUT_NEURONS_MAX, 0, where, &count, err);
+    if (r == 0)
+        r = arch_json_u32_or(config, family->shared_keys, 0, LAYOUT_NEURONS_MAX, 0, where, &wide, err);
+    if (r < 0)
+        return r;
+    uint64_t all = count ? (uint64_t)count * arch->moe_intermediate : wide;
+    if (all > LAYOUT_NEURONS_MAX)
+        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %u: %llu neurons, at most %u are possible", where,
+                       family->shared_count_keys[0], count, (unsigned long long)all, LAYOUT_NEURONS_MAX);
+    arch->shared_intermediate = (uint32_t)all;
+    if (all == 0)
+        return 0;
+    if (family->shared == ARCH_SHARED_NONE)
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: %s is %u, but a shared expert is not known for %s", where,
+                       family->shared_keys[0], arch->shared_intermediate, family->name);
+    return family->shared == ARCH_SHARED_GATED ? gate_shared(where, arch, err) : 0;
 }
 
 static int read_moe(const json_t *config, const char *where, struct arch *arch, struct err *err)
@@ -91,13 +123,7 @@ static int read_moe(const json_t *config, const char *where, struct arch *arch, 
     r = arch_json_u32(config, family->top_k_keys, 1, top_k_max, where, &arch->top_k, err);
     if (r < 0)
         return r;
-    r = arch_json_u32_or(config, family->shared_keys, 0, LAYOUT_NEURONS_MAX, 0, where, &arch->shared_intermediate, err);
-    if (r < 0)
-        return r;
-    if (arch->shared_intermediate && !family->shared_block)
-        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: %s is %u, but a shared expert is not known for %s", where,
-                       family->shared_keys[0], arch->shared_intermediate, family->name);
-    return 0;
+    return read_shared(config, where, arch, err);
 }
 
 static int fill(const json_t *config, const char *where, struct arch *arch, struct err *err)
@@ -111,7 +137,9 @@ static int fill(const json_t *config, const char *where, struct arch *arch, stru
     r = arch_json_u32(config, layers_keys, 1, ARCH_LAYERS_MAX, where, &arch->layers, err);
     if (r < 0)
         return r;
-    r = read_experts(config, where, arch, err);
+    r = arch_json_u32_or(config, arch->family->mtp_keys, 0, UINT32_MAX, 0, where, &arch->mtp_layers, err);
+    if (r == 0)
+        r = read_experts(config, where, arch, err);
     if (r < 0)
         return r;
     uint32_t moe = 0;
@@ -157,7 +185,10 @@ static int parse(const char *text, size_t length, const char *where, enum quanti
         if (r < 0)
             return r;
     }
-    r = fill(config, where, arch, err);
+    const json_t *numbers;
+    r = find_numbers(config, where, arch->family, &numbers, err);
+    if (r == 0)
+        r = fill(numbers, where, arch, err);
     if (r < 0)
         return r;
     *ret_arch = STEAL(arch);
@@ -189,9 +220,15 @@ static int read_config(const char *dir, enum quantized quantized, struct arch **
     int r = text_file_read(path, ARCH_CONFIG_BYTES_MAX, &text, err);
     if (r < 0)
         return r;
-    r = parse((const char *)text.data, text.length, path, quantized, ret_arch, err);
+    _cleanup_(arch_freep) struct arch *arch = NULL;
+    r = parse((const char *)text.data, text.length, path, quantized, &arch, err);
     buf_release(&text);
-    return r;
+    if (r == 0 && !arch->quantized)
+        r = arch_quant_check_beside(dir, err);
+    if (r < 0)
+        return r;
+    *ret_arch = STEAL(arch);
+    return 0;
 }
 
 int arch_read(const char *dir, struct arch **ret_arch, struct err *err)
@@ -214,16 +251,48 @@ const char *arch_family_name(const struct arch *arch)
     return arch->family->name;
 }
 
+int arch_add_mtp(struct arch *arch, const char *where, struct err *err)
+{
+    const struct arch_family *family = arch->family;
+    if (arch->mtp)
+        return 0;
+    if (arch->mtp_layers == 0) {
+        const char *key = family->mtp_keys[0];
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: no layers for multi-token prediction: %s%s %s", where,
+                       key ? "" : "they are not known for ", key ? key : family->name, key ? "is 0" : "");
+    }
+    if (arch->mtp_layers > ARCH_LAYERS_MAX - arch->layers)
+        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %u; with %u layers before them at most %u are possible", where,
+                       family->mtp_keys[0], arch->mtp_layers, arch->layers, ARCH_LAYERS_MAX - arch->layers);
+    for (uint32_t i = 0; i < arch->mtp_layers; i++)
+        arch->layer_is_moe[arch->layers + i] = arch->experts > 0;
+    arch->layers += arch->mtp_layers;
+    arch->mtp = true;
+    return 0;
+}
+
+void arch_layer_prefix(const struct arch *arch, uint32_t layer, char ret_prefix[ARCH_NAME_MAX])
+{
+    const struct arch_family *family = arch->family;
+    uint32_t before = arch->layers - arch->mtp_layers;
+    if (arch->mtp && family->mtp_prefix && layer >= before)
+        snprintf(ret_prefix, ARCH_NAME_MAX, "%s.%u.", family->mtp_prefix, layer - before);
+    else
+        snprintf(ret_prefix, ARCH_NAME_MAX, "%s.%u.", family->prefix, layer);
+}
+
 void arch_matrix_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char ret_name[ARCH_NAME_MAX])
 {
     const struct arch_family *family = arch->family;
     const char *proj = family->matrices[matrix];
+    arch_layer_prefix(arch, layer, ret_name);
+    size_t at = strlen(ret_name), room = ARCH_NAME_MAX - at;
     if (expert == ARCH_EXPERT_DENSE)
-        snprintf(ret_name, ARCH_NAME_MAX, "model.layers.%u.%s.%s", layer, family->dense_block, proj);
-    else if (expert == ARCH_EXPERT_SHARED)
-        snprintf(ret_name, ARCH_NAME_MAX, "model.layers.%u.%s.%s", layer, family->shared_block, proj);
+        snprintf(ret_name + at, room, "%s.%s", family->dense_block, proj);
+    else if (expert == ARCH_EXPERT_SHARED || (arch->gated_shared && expert == (int)arch->experts - 1))
+        snprintf(ret_name + at, room, "%s.%s", family->shared_block, proj);
     else
-        snprintf(ret_name, ARCH_NAME_MAX, "model.layers.%u.%s.%d.%s", layer, family->experts_block, expert, proj);
+        snprintf(ret_name + at, room, "%s.%d.%s", family->experts_block, expert, proj);
 }
 
 uint32_t arch_intermediate(const struct arch *arch, int expert)

@@ -20,12 +20,15 @@ struct arch_family; /* a row of the table */
 struct arch {
     const struct arch_family *family;
     uint32_t hidden;
-    uint32_t layers;
+    uint32_t layers;     /* those of multi-token prediction too, once they were asked for */
+    uint32_t mtp_layers; /* that the config announces, 0 when none; the last ones of layers when mtp */
+    bool mtp;
     uint32_t dense_intermediate; /* 0 when no layer is dense */
     uint32_t moe_intermediate;   /* 0 when no layer is MoE */
-    uint32_t experts;            /* routed, per MoE layer */
-    uint32_t top_k;              /* experts per token, from the config */
-    uint32_t shared_intermediate; /* 0: no shared expert */
+    uint32_t experts;            /* routed, per MoE layer; a gated shared one is the last of them */
+    uint32_t top_k;              /* experts per token, a gated shared one counted in */
+    uint32_t shared_intermediate; /* 0: no shared expert, or a gated one */
+    bool gated_shared;            /* expert `experts - 1` is the shared one, its weight comes from the client like the others' */
     bool quantized;              /* config.json has a quantization_config (checked, unless arch_parse_shape read it) */
     bool layer_is_moe[ARCH_LAYERS_MAX];
 };
@@ -43,11 +46,15 @@ int arch_read_for_plan(const char *dir, struct arch **ret_arch, struct err *err)
 int arch_parse(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);
 /* As arch_parse without looking at quantization_config: for fp9-mkckpt, which makes FP8 checkpoints of any config. */
 int arch_parse_shape(const char *text, size_t length, const char *where, struct arch **ret_arch, struct err *err);
+/* Adds the MTP layers to `layers`, all of them MoE where the family has experts. UNSUPPORTED_MODEL when the config has none. */
+int arch_add_mtp(struct arch *arch, const char *where, struct err *err);
 void arch_free(struct arch *arch);
 CLEANUP_DEFINE(struct arch *, arch_free);
 
 const char *arch_family_name(const struct arch *arch); /* "qwen3_moe" */
 
+/* "model.layers.3.", with which the names of all its tensors begin. */
+void arch_layer_prefix(const struct arch *arch, uint32_t layer, char ret_prefix[ARCH_NAME_MAX]);
 /* "model.layers.3.mlp.experts.5.gate_proj" without ".weight"; expert: index, ARCH_EXPERT_DENSE or ARCH_EXPERT_SHARED. */
 void arch_matrix_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char ret_name[ARCH_NAME_MAX]);
 /* Intermediate width of a layer's dense MLP, routed or shared expert. */

@@ -9,14 +9,25 @@
     {                                                                                                                                      \
         "num_experts", "n_routed_experts", "num_local_experts"                                                                             \
     }
+#define GATE_UP_DOWN                                                                                                                       \
+    {                                                                                                                                      \
+        "gate_proj", "up_proj", "down_proj"                                                                                                \
+    }
+/* DeepSeek's keys and names, which others took over. */
+#define LIKE_DEEPSEEK_V3                                                                                                                   \
+    .pattern = ARCH_PATTERN_FIRST_DENSE, .shared = ARCH_SHARED_PLAIN, .dense_intermediate_keys = {"intermediate_size"},                    \
+    .moe_intermediate_keys = {"moe_intermediate_size"}, .experts_keys = EXPERTS_KEYS, .top_k_keys = {"num_experts_per_tok"},               \
+    .shared_count_keys = {"n_shared_experts"}, .mtp_keys = {"num_nextn_predict_layers"}, .dense_block = "mlp",                             \
+    .experts_block = "mlp.experts", .shared_block = "mlp.shared_experts", .router = "mlp.gate", .matrices = GATE_UP_DOWN
 
 static const struct arch_family families[] = {
     {
         .name = "qwen3",
         .pattern = ARCH_PATTERN_DENSE,
         .dense_intermediate_keys = {"intermediate_size"},
+        .prefix = "model.layers",
         .dense_block = "mlp",
-        .matrices = {"gate_proj", "up_proj", "down_proj"},
+        .matrices = GATE_UP_DOWN,
     },
     {
         .name = "qwen3_moe",
@@ -26,10 +37,60 @@ static const struct arch_family families[] = {
         .experts_keys = EXPERTS_KEYS,
         .top_k_keys = {"num_experts_per_tok"},
         .shared_keys = {"shared_expert_intermediate_size"},
+        .prefix = "model.layers",
         .dense_block = "mlp",
         .experts_block = "mlp.experts",
         .router = "mlp.gate",
-        .matrices = {"gate_proj", "up_proj", "down_proj"},
+        .matrices = GATE_UP_DOWN,
+    },
+    {
+        .name = "qwen3_5",
+        .text_name = "qwen3_5_text",
+        .pattern = ARCH_PATTERN_DENSE,
+        .dense_intermediate_keys = {"intermediate_size"},
+        .mtp_keys = {"mtp_num_hidden_layers"},
+        .prefix = "model.language_model.layers",
+        .mtp_prefix = "mtp.layers",
+        .dense_block = "mlp",
+        .matrices = GATE_UP_DOWN,
+    },
+    {
+        .name = "qwen3_5_moe",
+        .text_name = "qwen3_5_moe_text",
+        .pattern = ARCH_PATTERN_SPARSE_STEP,
+        .shared = ARCH_SHARED_GATED,
+        .dense_intermediate_keys = {"intermediate_size"},
+        .moe_intermediate_keys = {"moe_intermediate_size"},
+        .experts_keys = EXPERTS_KEYS,
+        .top_k_keys = {"num_experts_per_tok"},
+        .shared_keys = {"shared_expert_intermediate_size"},
+        .mtp_keys = {"mtp_num_hidden_layers"},
+        .prefix = "model.language_model.layers",
+        .mtp_prefix = "mtp.layers",
+        .dense_block = "mlp",
+        .experts_block = "mlp.experts",
+        .shared_block = "mlp.shared_expert",
+        .router = "mlp.gate",
+        .shared_gate = "mlp.shared_expert_gate",
+        .matrices = GATE_UP_DOWN,
+    },
+    {.name = "deepseek_v3", LIKE_DEEPSEEK_V3, .prefix = "model.layers"},
+    {.name = "deepseek_v32", LIKE_DEEPSEEK_V3, .prefix = "model.layers"},
+    {.name = "kimi_k2", LIKE_DEEPSEEK_V3, .prefix = "model.layers"},
+    {.name = "kimi_k25", .text_name = "kimi_k2", LIKE_DEEPSEEK_V3, .prefix = "language_model.model.layers"},
+    {.name = "glm_moe_dsa", LIKE_DEEPSEEK_V3, .prefix = "model.layers"},
+    {.name = "mimo_v2_flash", LIKE_DEEPSEEK_V3, .prefix = "model.layers"},
+    {
+        .name = "minimax_m2",
+        .pattern = ARCH_PATTERN_MOE,
+        .moe_intermediate_keys = {"moe_intermediate_size", "intermediate_size"},
+        .experts_keys = EXPERTS_KEYS,
+        .top_k_keys = {"num_experts_per_tok"},
+        .shared_keys = {"shared_intermediate_size"},
+        .prefix = "model.layers",
+        .experts_block = "block_sparse_moe.experts",
+        .router = "block_sparse_moe.gate",
+        .matrices = {"w1", "w3", "w2"},
     },
 };
 

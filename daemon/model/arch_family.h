@@ -7,26 +7,43 @@
 
 #define ARCH_KEYS_MAX 4
 
-/* Which layers are MoE. */
+/* Which layers are MoE (arch_layers.c). */
 enum arch_pattern {
     ARCH_PATTERN_DENSE,       /* none */
     ARCH_PATTERN_SPARSE_STEP, /* layer i, unless i is in mlp_only_layers: (i + 1) % decoder_sparse_step == 0 */
+    ARCH_PATTERN_FIRST_DENSE, /* layer i: i >= first_k_dense_replace and i % moe_layer_freq == 0; or a list by layer says so */
+    ARCH_PATTERN_MOE,         /* all */
+};
+
+/* What a shared expert's output is multiplied by. */
+enum arch_shared {
+    ARCH_SHARED_NONE,  /* the family has none */
+    ARCH_SHARED_PLAIN, /* 1: ducks add it by themselves */
+    ARCH_SHARED_GATED, /* a gate of its own for each token, which the client computes: it is one more routed expert, the last one */
 };
 
 struct arch_family {
     const char *name; /* config.json's model_type */
+    /* model_type of the text_config in which the numbers are; NULL: they are in config.json itself. */
+    const char *text_name;
     enum arch_pattern pattern;
+    enum arch_shared shared;
     /* Spellings of a config key, first one first; NULL-terminated. */
     const char *dense_intermediate_keys[ARCH_KEYS_MAX];
     const char *moe_intermediate_keys[ARCH_KEYS_MAX];
     const char *experts_keys[ARCH_KEYS_MAX];
     const char *top_k_keys[ARCH_KEYS_MAX];
-    const char *shared_keys[ARCH_KEYS_MAX]; /* intermediate width of a shared expert */
-    /* Path components after "model.layers.N.". */
+    const char *shared_keys[ARCH_KEYS_MAX];       /* intermediate width of a shared expert */
+    const char *shared_count_keys[ARCH_KEYS_MAX]; /* or how many there are, in one matrix, each as wide as a routed one */
+    const char *mtp_keys[ARCH_KEYS_MAX];          /* layers for multi-token prediction, behind the others */
+    /* Tensor names: a prefix, the layer's number, and then these components. */
+    const char *prefix;        /* "model.layers" */
+    const char *mtp_prefix;    /* the MTP layers are counted from 0 behind it; NULL: counted on behind `prefix` */
     const char *dense_block;   /* "mlp" */
     const char *experts_block; /* "mlp.experts": followed by the expert's index */
-    const char *shared_block;  /* NULL: the family has no shared expert */
+    const char *shared_block;  /* "mlp.shared_experts" */
     const char *router;        /* "mlp.gate": [experts, hidden], never an expert's matrix */
+    const char *shared_gate;   /* "mlp.shared_expert_gate": [1, hidden], of a gated shared expert */
     const char *matrices[3];   /* by enum kernels_matrix: gate, up, down */
 };
 

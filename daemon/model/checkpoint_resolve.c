@@ -11,11 +11,12 @@ typedef unsigned long long ull; /* for %llu */
 
 static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, struct err *err)
 {
-    char prefix[64];
-    snprintf(prefix, sizeof prefix, "model.layers.%u.", layer);
+    char prefix[ARCH_NAME_MAX];
+    uint32_t mtp = checkpoint->arch->mtp ? checkpoint->arch->mtp_layers : 0;
+    arch_layer_prefix(checkpoint->arch, layer, prefix);
     if (!checkpoint_index_has_prefix(checkpoint->index, prefix)) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: layer %u is missing: num_hidden_layers is %u, but no tensor %s* is in any file",
-                checkpoint->dir, layer, checkpoint->layers, prefix);
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: layer %u is missing: num_hidden_layers is %u%s, but no tensor %s* is in any file",
+                checkpoint->dir, layer, checkpoint->arch->layers - mtp, mtp ? " and layers for MTP are asked for" : "", prefix);
         err_value_int(err, "layer", layer);
         err_value_int(err, "layers", checkpoint->layers);
     } else {

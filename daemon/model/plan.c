@@ -64,6 +64,7 @@ int plan_make(const struct arch *arch, const struct plan_request *request, struc
     if (!plan)
         return err_no_memory(err, "plan", sizeof *plan);
     plan->strategy = request->strategy;
+    plan->rates = plan_rates_or_default(&request->rates);
     r = plan_choose(arch, request, plan, err);
     if (r < 0)
         return r;

@@ -8,16 +8,40 @@
 #define PLAN_TP_MAX 1024
 
 /* The prediction (plan_predict.c). Per token and layer, in seconds:
- *     (largest rank's bytes of the active experts) / PLAN_DUCK_READ_BYTES_PER_S
- *   + tp * (bytes of x, ids and weights out + bytes of a BF16 partial back) / PLAN_LINK_BYTES_PER_S
- *   + PLAN_STEP_S
- * and tokens/s = 1 / sum over layers. Attention and sampling are not counted. */
+ *     the slowest rank: the larger of its bytes of the active experts / read_bytes_per_s and their weights / params_per_s
+ *   + tp * (bytes of x, ids and weights out + bytes of a BF16 partial back) / link_bytes_per_s
+ *   + step_s
+ * and tokens/s = 1 / (sum over layers + host_s). Attention and sampling are not counted but for what host_s says. */
 #define PLAN_DUCK_READ_BYTES_PER_S 20e9  /* memory of one duck: a mini PC with dual-channel DDR4 */
 #define PLAN_LINK_BYTES_PER_S 1.25e9     /* the head's link, shared by all ducks: 10 GbE */
 #define PLAN_STEP_S 60e-6                /* a step's round trip without its bytes */
 #define PLAN_TP_AUTO_MAX 32 /* widest tp the planner chooses by itself while the number of ducks is unknown */
 #define PLAN_MULTIPLES 5
 extern const uint32_t plan_multiples[PLAN_MULTIPLES]; /* 128, 64, 32, 16, 8 */
+
+struct plan_rates {
+    double read_bytes_per_s; /* memory of one duck; 0: PLAN_DUCK_READ_BYTES_PER_S */
+    double params_per_s;     /* weights that one duck's kernels apply; 0: memory is the only limit */
+    double link_bytes_per_s; /* the head's; 0: PLAN_LINK_BYTES_PER_S */
+    double step_s;           /* 0: PLAN_STEP_S */
+    double host_s;           /* a token's time on the host: attention, sampling; 0: not counted */
+};
+
+enum plan_term {
+    PLAN_TERM_MEMORY,
+    PLAN_TERM_COMPUTE,
+    PLAN_TERM_LINK,
+    PLAN_TERM_STEP,
+    PLAN_TERM_HOST,
+};
+const char *plan_term_name(enum plan_term term); /* "duck memory" */
+
+/* One token's time by term, in seconds. duck_s is what read_s and compute_s make together, layer by layer. */
+struct plan_prediction {
+    double read_s, compute_s, duck_s, link_s, step_s, host_s;
+    double tokens_per_second;
+    enum plan_term bottleneck; /* the largest of duck_s (whichever of its two parts is larger), link_s, step_s, host_s */
+};
 
 enum plan_strategy {
     PLAN_TP,
@@ -32,6 +56,7 @@ struct plan_request {
     enum plan_strategy strategy;
     uint32_t ducks;          /* live ducks that may take a rank; 0: unknown, every tp up to the units is allowed */
     uint64_t memory_bytes;   /* weight buffer bytes free for this model on the smallest of those ducks; 0: unknown, not checked */
+    struct plan_rates rates; /* for the prediction, by which is chosen too */
 };
 
 /* A run of intermediate neurons. */
@@ -48,6 +73,8 @@ struct plan_rank {
     uint64_t dense_slot_bytes; /* one dense layer's slot */
     uint64_t moe_slot_bytes;   /* one MoE layer's slot */
     uint64_t bytes;            /* all layers */
+    uint64_t send_bytes;       /* over its link in a cold load */
+    uint64_t read_bytes;       /* of the checkpoint, for this rank alone */
 };
 
 struct plan_legal {
@@ -69,7 +96,10 @@ struct plan {
     uint64_t rebuild_read_bytes;  /* checkpoint bytes to read for one lost rank (the largest): its rows of gate and up, all of down,
                                    * whose slice is a piece of every row */
     uint64_t rebuild_send_bytes;  /* bytes to send for it */
-    double predicted_tokens_per_second;
+    double rebuild_seconds;       /* to send it at rates.link_bytes_per_s */
+    uint64_t link_bytes;          /* over one duck's link for a token of decode, out and back; the head's carries tp times as much */
+    struct plan_rates rates;      /* by which was predicted: none is 0 but params_per_s and host_s */
+    struct plan_prediction predicted;
     char explanation[512];        /* why tp and multiple_of are these, in words */
 };
 

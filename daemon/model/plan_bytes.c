@@ -110,6 +110,8 @@ int plan_fill(const struct arch *arch, struct plan *plan, struct err *err)
         if (r < 0)
             return r;
         add(&total, &bytes, 1);
+        plan->ranks[rank].send_bytes = bytes.send;
+        plan->ranks[rank].read_bytes = bytes.read;
         if (bytes.send > largest) {
             largest = bytes.send;
             plan->rebuild_send_bytes = bytes.send;
@@ -121,7 +123,9 @@ int plan_fill(const struct arch *arch, struct plan *plan, struct err *err)
     plan->padding_bytes = total.laid_out - total.real;
     plan->bytes_per_param = (double)total.laid_out / (double)total.params;
     plan->send_bytes = total.send;
-    return plan_predict(arch, plan->tp, plan->multiple_of, plan->ranks, &plan->predicted_tokens_per_second, err);
+    plan->link_bytes = plan_link_bytes(arch);
+    plan->rebuild_seconds = (double)plan->rebuild_send_bytes / plan->rates.link_bytes_per_s;
+    return plan_predict(arch, plan->tp, plan->multiple_of, plan->ranks, &plan->rates, &plan->predicted, err);
 }
 
 int plan_layouts(const struct arch *arch, const struct plan *plan, uint32_t layer, uint32_t rank, struct layout_mlp *ret_layout,

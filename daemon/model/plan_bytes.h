@@ -28,7 +28,10 @@ int plan_rank_fill(const struct arch *arch, uint32_t tp, uint32_t multiple_of, u
 int plan_fill(const struct arch *arch, struct plan *plan, struct err *err);
 
 /* plan.h states the formula. Takes the ranks' slices. */
-int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, double *ret_tokens_per_second,
-                 struct err *err);
+int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, const struct plan_rates *asked,
+                 struct plan_prediction *ret_prediction, struct err *err);
+struct plan_rates plan_rates_or_default(const struct plan_rates *asked);
+/* Over one duck's link for a token: x, ids and weights, and a BF16 partial back, in every layer. */
+uint64_t plan_link_bytes(const struct arch *arch);
 
 #endif

@@ -113,6 +113,7 @@ struct search {
     uint32_t tried, fitting;
     uint32_t best_tp, best_multiple;
     double best_rate;
+    enum plan_term best_term;
     struct nearest nearest;
 };
 
@@ -138,14 +139,16 @@ static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, str
     if (search->request->memory_bytes && at.needs > search->request->memory_bytes)
         return 0;
     search->fitting++;
-    double rate;
-    int r = plan_predict(search->arch, tp, multiple_of, search->ranks, &rate, err);
+    struct plan_prediction predicted;
+    int r = plan_predict(search->arch, tp, multiple_of, search->ranks, &search->request->rates, &predicted, err);
     if (r < 0)
         return r;
+    double rate = predicted.tokens_per_second;
     if (search->best_tp == 0 || rate > search->best_rate * WORTHWHILE) {
         search->best_tp = tp;
         search->best_multiple = multiple_of;
         search->best_rate = rate;
+        search->best_term = predicted.bottleneck;
     }
     return 0;
 }
@@ -184,9 +187,9 @@ static void explain(const struct search *search, struct plan *plan)
     else
         snprintf(ducks, sizeof ducks, "an unknown number of ducks (up to %d)", PLAN_TP_AUTO_MAX);
     snprintf(plan->explanation, sizeof plan->explanation,
-             "tp %u%s and multiple_of %u%s: best predicted decode rate, %.1f tokens/s, of %u legal plan%s for %s%s", plan->tp,
+             "tp %u%s and multiple_of %u%s: best predicted decode rate, %.1f tokens/s (most of it waits for %s), of %u legal plan%s for %s%s", plan->tp,
              request->tp ? " as asked for" : " chosen", plan->multiple_of, request->multiple_of ? " as asked for" : " chosen",
-             search->best_rate, search->tried, search->tried == 1 ? "" : "s", ducks, fits);
+             search->best_rate, plan_term_name(search->best_term), search->tried, search->tried == 1 ? "" : "s", ducks, fits);
 }
 
 int plan_choose(const struct arch *arch, const struct plan_request *request, struct plan *plan, struct err *err)

@@ -1,3 +1,5 @@
+#include <stdio.h>
+
 #include "daemon/model/plan_bytes.h"
 
 #define TOPK_ENTRY_BYTES 8 /* an I32 id and an F32 weight */
@@ -8,11 +10,29 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* The slowest rank's bytes that a token touches in one layer of each kind. */
-static int active_bytes(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, double *ret_dense,
-                        double *ret_moe, struct err *err)
+struct plan_rates plan_rates_or_default(const struct plan_rates *asked)
 {
-    double most_dense = 0, most_moe = 0;
+    struct plan_rates rates = *asked;
+    if (rates.read_bytes_per_s <= 0)
+        rates.read_bytes_per_s = PLAN_DUCK_READ_BYTES_PER_S;
+    if (rates.link_bytes_per_s <= 0)
+        rates.link_bytes_per_s = PLAN_LINK_BYTES_PER_S;
+    if (rates.step_s <= 0)
+        rates.step_s = PLAN_STEP_S;
+    return rates;
+}
+
+/* What a token touches on one rank in one layer of each kind. */
+struct touched {
+    double dense_bytes, moe_bytes;
+    double dense_params, moe_params;
+};
+
+/* The most that any rank has of each. */
+static int most_touched(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, struct touched *ret_most,
+                        struct err *err)
+{
+    struct touched most = {0};
     for (uint32_t i = 0; i < tp; i++) {
         struct layout_mlp shared = {0};
         if (arch->shared_intermediate) {
@@ -20,29 +40,78 @@ static int active_bytes(const struct arch *arch, uint32_t tp, uint32_t multiple_
             if (r < 0)
                 return r;
         }
-        most_dense = larger(most_dense, (double)ranks[i].dense_slot_bytes);
+        double column = 3.0 * arch->hidden;
+        most.dense_bytes = larger(most.dense_bytes, (double)ranks[i].dense_slot_bytes);
+        most.dense_params = larger(most.dense_params, column * ranks[i].dense.neurons);
         if (arch->experts) {
             double expert = (double)(ranks[i].moe_slot_bytes - shared.expert_bytes) / arch->experts;
-            most_moe = larger(most_moe, expert * arch->top_k + (double)shared.expert_bytes);
+            most.moe_bytes = larger(most.moe_bytes, expert * arch->top_k + (double)shared.expert_bytes);
+            most.moe_params =
+                larger(most.moe_params, column * ((double)ranks[i].routed.neurons * arch->top_k + (double)ranks[i].shared.neurons));
         }
     }
-    *ret_dense = most_dense;
-    *ret_moe = most_moe;
+    *ret_most = most;
     return 0;
 }
 
-int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, double *ret_tokens_per_second,
-                 struct err *err)
+uint64_t plan_link_bytes(const struct arch *arch)
 {
-    double dense, moe;
-    int r = active_bytes(arch, tp, multiple_of, ranks, &dense, &moe, err);
+    struct plan_layers layers = plan_layers_of(arch);
+    uint64_t step = UINT64_C(2) * BF16_BYTES * arch->hidden;
+    return (layers.dense + layers.moe) * step + (uint64_t)layers.moe * TOPK_ENTRY_BYTES * arch->top_k;
+}
+
+static enum plan_term largest_term(const struct plan_prediction *p)
+{
+    enum plan_term duck = p->compute_s > p->read_s ? PLAN_TERM_COMPUTE : PLAN_TERM_MEMORY, term = duck;
+    double most = p->duck_s;
+    const struct {
+        enum plan_term term;
+        double seconds;
+    } others[] = {{PLAN_TERM_LINK, p->link_s}, {PLAN_TERM_STEP, p->step_s}, {PLAN_TERM_HOST, p->host_s}};
+    for (size_t i = 0; i < ARRAY_LENGTH(others); i++) {
+        if (others[i].seconds > most) {
+            most = others[i].seconds;
+            term = others[i].term;
+        }
+    }
+    return term;
+}
+
+const char *plan_term_name(enum plan_term term)
+{
+    switch (term) {
+    case PLAN_TERM_MEMORY: return "duck memory";
+    case PLAN_TERM_COMPUTE: return "duck compute";
+    case PLAN_TERM_LINK: return "link";
+    case PLAN_TERM_STEP: return "step round trips";
+    case PLAN_TERM_HOST: return "host";
+    }
+    return "?";
+}
+
+int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, const struct plan_rates *asked,
+                 struct plan_prediction *ret_prediction, struct err *err)
+{
+    struct touched most;
+    int r = most_touched(arch, tp, multiple_of, ranks, &most, err);
     if (r < 0)
         return r;
     struct plan_layers layers = plan_layers_of(arch);
-    double link = (double)tp * 2 * BF16_BYTES * arch->hidden;
-    double link_moe = link + (double)tp * TOPK_ENTRY_BYTES * arch->top_k;
-    double seconds = layers.dense * (dense / PLAN_DUCK_READ_BYTES_PER_S + link / PLAN_LINK_BYTES_PER_S + PLAN_STEP_S) +
-                     layers.moe * (moe / PLAN_DUCK_READ_BYTES_PER_S + link_moe / PLAN_LINK_BYTES_PER_S + PLAN_STEP_S);
-    *ret_tokens_per_second = 1.0 / seconds;
+    struct plan_rates rates = plan_rates_or_default(asked);
+    double dense_read = most.dense_bytes / rates.read_bytes_per_s, moe_read = most.moe_bytes / rates.read_bytes_per_s;
+    double slow = rates.params_per_s > 0 ? 1.0 / rates.params_per_s : 0;
+    double dense_compute = most.dense_params * slow, moe_compute = most.moe_params * slow;
+    struct plan_prediction p = {
+        .read_s = layers.dense * dense_read + layers.moe * moe_read,
+        .compute_s = layers.dense * dense_compute + layers.moe * moe_compute,
+        .duck_s = layers.dense * larger(dense_read, dense_compute) + layers.moe * larger(moe_read, moe_compute),
+        .link_s = (double)tp * (double)plan_link_bytes(arch) / rates.link_bytes_per_s,
+        .step_s = (layers.dense + layers.moe) * rates.step_s,
+        .host_s = rates.host_s,
+    };
+    p.tokens_per_second = 1.0 / (p.duck_s + p.link_s + p.step_s + p.host_s);
+    p.bottleneck = largest_term(&p);
+    *ret_prediction = p;
     return 0;
 }

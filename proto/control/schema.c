@@ -17,6 +17,8 @@
 #define PATH_BYTES_MAX 4095
 #define NAME_BYTES_MAX 63
 #define KEY_BYTES_MAX 64
+#define US_MAX 1000000000
+#define MPARAM_MAX 1000000000
 #define MEMORY_MAX 4611686018427387904 /* 2^62 */
 
 static const char *const session_dtypes[] = {"bf16", "f32", NULL};
@@ -53,15 +55,22 @@ static const char *const y_dtypes[] = {"BF16", "F32", NULL};
 
 static const struct schema_param plan_params[] = {
     INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; without it and tp the fleet's"),
+    INT("host_us", OPTIONAL, 1, US_MAX, "predict with so much time on the host for a token, microseconds; none when left out"),
+    INT("link_rate", OPTIONAL, 1, MEMORY_MAX, "predict with a link of so many bytes/s at the head, shared by all ducks; 1250000000 when left out"),
     INT("memory", OPTIONAL, 1, MEMORY_MAX, "weight buffer of each duck, bytes; without it, ducks and tp the fleet's"),
+    INT("mparam_rate", OPTIONAL, 1, MPARAM_MAX, "predict with kernels that apply so many million weights/s a duck; no limit when left out"),
+    BOOL("mtp", "with the layers for multi-token prediction"),
     INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing: 128, 64, 32, 16 or 8 intermediate neurons; the planner's choice when left out"),
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint; only config.json is read"),
+    INT("read_rate", OPTIONAL, 1, MEMORY_MAX, "predict with a memory of so many bytes/s in each duck; 20000000000 when left out"),
+    INT("step_us", OPTIONAL, 1, US_MAX, "predict with so much for a step besides its bytes, microseconds; 60 when left out"),
     STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
     INT("tp", OPTIONAL, 1, TP_MAX, "tensor-parallel width, ranks; the planner's choice when left out"),
 };
 
 static const struct schema_param load_params[] = {
     BOOL("force", "prepare every slot anew even when the cache has it"),
+    BOOL("mtp", "also the layers for multi-token prediction, which follow the others"),
     INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing: 128, 64, 32, 16 or 8 intermediate neurons; the planner's choice when left out"),
     STRING("name", OPTIONAL, NAME_BYTES_MAX, "name of the model from now on; the directory's last part when left out"),
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint"),
@@ -164,7 +173,8 @@ const struct schema_method schema_methods[] = {
     {"model.unload", true, PARAMS(unload_params), "freed_bytes, pending", "take a model out of service"},
     {"plan", false, PARAMS(plan_params),
      "family, tp, multiple_of, strategy, legal, ranks, bytes_total, padding, bytes_per_param, send_bytes, rebuild_read_bytes, "
-     "predicted_tokens_per_second, prediction_assumes, rebuild_send_bytes, explanation, loadable, note",
+     "rebuild_send_bytes, rebuild_seconds, link_bytes_per_token, head_link_bytes_per_token, predicted_tokens_per_second, bottleneck, "
+     "predicted_us, prediction_assumes, explanation, loadable, note",
      "how a checkpoint would be spread; nothing is loaded"},
     {"prefill", false, PARAMS(step_params), STEP_RESULT ", tiles, avg_tile_batch", "many tokens through one layer"},
     {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},
@@ -180,7 +190,9 @@ const struct schema_method schema_methods[] = {
 const size_t schema_method_count = ARRAY_LENGTH(schema_methods);
 
 const struct schema_later schema_later[] = {
-    {"duck.add", NULL}, {"duck.drain", NULL}, {"duck.remove", NULL}, {"model.load", "mtp"},
+    {"duck.add", NULL},
+    {"duck.drain", NULL},
+    {"duck.remove", NULL},
 };
 const size_t schema_later_count = ARRAY_LENGTH(schema_later);
 

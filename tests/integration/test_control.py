@@ -413,11 +413,3 @@ def test_unload(served, reference, tmp_path):
 @pytest.mark.parametrize("method", ["duck.add", "duck.remove", "duck.drain"])
 def test_methods_of_later(rpc, method):
     refused(rpc, method, "BAD_REQUEST", [method, "is in fp9's interface, this version does not have it"])
-
-
-@pytest.mark.parametrize("method,params", [
-    ("model.load", {"path": "/", "mtp": True})],
-    ids=lambda value: value if isinstance(value, str) else "")
-def test_params_of_later(rpc, method, params):
-    name = list(params)[-1]
-    refused(rpc, method, "BAD_REQUEST", [f"{name} is in fp9's interface, this version does not have it"], **params)

@@ -12,8 +12,8 @@
 
 static const char help[] = "Usage: fp9-mkckpt --like CONFIG.json --out DIR [OPTION]...\n"
                            "Writes a checkpoint in the real FP8 format (E4M3 in 128x128 blocks) with the tensor names of a\n"
-                           "qwen3 or qwen3_moe config.json and seeded random weights: MLP and expert weights, their scales, routers,\n"
-                           "index and config.json. The same options give the same bytes in every tensor, whatever the shard size.\n"
+                           "config.json and seeded random weights: MLP and expert weights, their scales, routers, index and config.json.\n"
+                           "Families: those that fp9d loads. The same options give the same bytes in every tensor, whatever the shard size.\n"
                            "\n"
                            "  --like FILE             config.json to follow; FP8, BF16 or other: quantization_config is set anew\n"
                            "  --out DIR               made, or an empty directory\n"
@@ -25,6 +25,8 @@ static const char help[] = "Usage: fp9-mkckpt --like CONFIG.json --out DIR [OPTI
                            "  --seed S                0 to 2^64-1, default 1\n"
                            "  --scale-dtype T         f32, bf16 (default) or f16\n"
                            "  --shard-bytes SIZE      largest shard, with K M G T; default 4G\n"
+                           "  --mtp                   also the layers for multi-token prediction that the config announces\n"
+                           "  --sparse                holes in place of all data: headers as large as a model's, on no disk; all is 0\n"
                            "  --help, --version\n"
                            "\n"
                            "Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
@@ -46,6 +48,8 @@ enum option_id {
     OPTION_SEED,
     OPTION_SCALE_DTYPE,
     OPTION_SHARD_BYTES,
+    OPTION_MTP,
+    OPTION_SPARSE,
     OPTION_HELP,
     OPTION_VERSION,
 };
@@ -87,6 +91,8 @@ static bool take(int option, const char *text, struct mkckpt_options *options)
     case OPTION_SEED: return size_parse_u64(text, 0, UINT64_MAX, &options->seed);
     case OPTION_SCALE_DTYPE: return scale_dtype(text, &options->scale_dtype);
     case OPTION_SHARD_BYTES: return size_parse(text, &options->shard_bytes) && options->shard_bytes > 0;
+    case OPTION_MTP: options->mtp = true; return true;
+    case OPTION_SPARSE: options->sparse = true; return true;
     case OPTION_HELP:
     case OPTION_VERSION: break;
     }
@@ -132,6 +138,8 @@ int main(int argc, char **argv)
         {"seed", required_argument, NULL, OPTION_SEED},
         {"scale-dtype", required_argument, NULL, OPTION_SCALE_DTYPE},
         {"shard-bytes", required_argument, NULL, OPTION_SHARD_BYTES},
+        {"mtp", no_argument, NULL, OPTION_MTP},
+        {"sparse", no_argument, NULL, OPTION_SPARSE},
         {"help", no_argument, NULL, OPTION_HELP},
         {"version", no_argument, NULL, OPTION_VERSION},
         {0},

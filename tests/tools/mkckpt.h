@@ -5,6 +5,7 @@
 #ifndef FP9_TOOLS_MKCKPT_H
 #define FP9_TOOLS_MKCKPT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,8 @@ struct mkckpt_options {
     uint32_t layers, experts, hidden, intermediate, moe_intermediate; /* 0: as in the config */
     enum safetensors_dtype scale_dtype;
     uint64_t shard_bytes;
+    bool mtp;    /* the MTP layers that the config announces too */
+    bool sparse; /* holes in place of data: every code and scale is 0 */
 };
 
 enum mkckpt_kind {

@@ -20,11 +20,21 @@ static int override(json_t *config, const char *const *keys, uint32_t value, con
                    option);
 }
 
+/* Lists with an entry a layer lose those of the layers that are left out. */
+static void shorten(json_t *config, uint32_t layers)
+{
+    static const char *const lists[] = {"mlp_layer_types", "moe_layer_freq"};
+    for (size_t i = 0; i < ARRAY_LENGTH(lists); i++)
+        for (json_t *list = json_object_get(config, lists[i]); layers && json_array_size(list) > layers;)
+            json_array_remove(list, json_array_size(list) - 1);
+}
+
 static int apply(json_t *config, const struct arch_family *family, const struct mkckpt_options *options, struct err *err)
 {
     static const char *const layers[ARCH_KEYS_MAX] = {"num_hidden_layers"};
     static const char *const hidden[ARCH_KEYS_MAX] = {"hidden_size"};
     int r = override(config, layers, options->layers, "--layers", options, err);
+    shorten(config, options->layers);
     if (r == 0)
         r = override(config, hidden, options->hidden, "--hidden", options, err);
     if (r == 0)
@@ -58,10 +68,12 @@ int mkckpt_config(const struct mkckpt_options *options, char **ret_text, struct 
     const char *type = json_string_value(json_object_get(config, "model_type"));
     const struct arch_family *family = type ? arch_family_find(type) : NULL;
     if (family) { /* an unknown one is refused by arch_parse_shape below, in its words */
-        r = apply(config, family, options, err);
+        r = apply(family->text_name ? json_object_get(config, "text_config") : config, family, options, err);
         if (r < 0)
             return r;
     }
+    json_object_del(config, "expert_dtype");
+    json_object_del(json_object_get(config, "text_config"), "quantization_config");
     json_object_set_new(config, "quantization_config",
                         json_pack("{s:s, s:s, s:s, s:[i, i]}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme", "dynamic",
                                   "weight_block_size", LAYOUT_BLOCK, LAYOUT_BLOCK));
@@ -69,6 +81,8 @@ int mkckpt_config(const struct mkckpt_options *options, char **ret_text, struct 
     if (!written)
         return err_no_memory(err, options->like, 0);
     r = arch_parse_shape(written, strlen(written), options->like, ret_arch, err);
+    if (r == 0 && options->mtp)
+        r = arch_add_mtp(*ret_arch, options->like, err);
     if (r < 0)
         return r;
     *ret_text = STEAL(written);
@@ -120,6 +134,15 @@ static int add_expert(struct mkckpt_list *list, const struct arch *arch, uint32_
     return r;
 }
 
+static int add_router(struct mkckpt_list *list, const struct arch *arch, uint32_t layer, const char *what, uint64_t rows, struct err *err)
+{
+    char name[ARCH_NAME_MAX];
+    arch_layer_prefix(arch, layer, name);
+    size_t at = strlen(name);
+    snprintf(name + at, sizeof name - at, "%s", what);
+    return add(list, name, ".weight", MKCKPT_ROUTER, SAFETENSORS_BF16, rows, arch->hidden, err);
+}
+
 int mkckpt_list_make(const struct arch *arch, enum safetensors_dtype scale_dtype, struct mkckpt_list *list, struct err *err)
 {
     int r = 0;
@@ -128,9 +151,9 @@ int mkckpt_list_make(const struct arch *arch, enum safetensors_dtype scale_dtype
             r = add_expert(list, arch, layer, ARCH_EXPERT_DENSE, scale_dtype, err);
             continue;
         }
-        char router[ARCH_NAME_MAX];
-        snprintf(router, sizeof router, "model.layers.%u.%s", layer, arch->family->router);
-        r = add(list, router, ".weight", MKCKPT_ROUTER, SAFETENSORS_BF16, arch->experts, arch->hidden, err);
+        r = add_router(list, arch, layer, arch->family->router, arch->experts - arch->gated_shared, err);
+        if (r == 0 && arch->gated_shared)
+            r = add_router(list, arch, layer, arch->family->shared_gate, 1, err);
         for (uint32_t expert = 0; expert < arch->experts && r == 0; expert++)
             r = add_expert(list, arch, layer, (int)expert, scale_dtype, err);
         if (arch->shared_intermediate && r == 0)

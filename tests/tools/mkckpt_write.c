@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "daemon/model/checkpoint.h"
 #include "proto/base/clock.h"
@@ -16,7 +17,7 @@
 
 struct output {
     const char *dir;
-    bool made_dir;
+    bool made_dir, sparse;
     uint32_t shards;
     struct mkckpt_random *random;
     uint8_t *band;   /* codes of one band of the widest weight */
@@ -147,6 +148,16 @@ static int put_header(const struct mkckpt_tensor *tensors, size_t count, FILE *f
     return r;
 }
 
+/* The data of all of a shard's tensors as one hole. */
+static int put_hole(const struct mkckpt_tensor *tensors, size_t count, FILE *file, struct err *err)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        bytes += tensors[i].bytes;
+    off_t at = fflush(file) == 0 ? ftello(file) : -1;
+    return at < 0 || ftruncate(fileno(file), at + (off_t)bytes) < 0 ? err_errno(err, "hole") : 0;
+}
+
 static int write_shard(struct output *out, const struct mkckpt_tensor *tensors, size_t count, size_t scale_width, struct err *err)
 {
     char name[64];
@@ -156,7 +167,9 @@ static int write_shard(struct output *out, const struct mkckpt_tensor *tensors, 
     if (r < 0)
         return r;
     r = put_header(tensors, count, file, err);
-    for (size_t i = 0; i < count && r == 0; i++) {
+    if (r == 0 && out->sparse)
+        r = put_hole(tensors, count, file, err);
+    for (size_t i = 0; i < count && r == 0 && !out->sparse; i++) {
         r = put_tensor(out, &tensors[i], scale_width, file, err);
         progress_add(&out->progress, tensors[i].bytes);
     }
@@ -300,6 +313,7 @@ int mkckpt_write(const struct mkckpt_options *options, const char *config, struc
     uint64_t now = clock_now_ns();
     struct output out = {
         .dir = options->out,
+        .sparse = options->sparse,
         .progress = {.total = list->bytes, .started_ns = now, .shown_ns = now, .terminal = isatty(STDERR_FILENO) == 1},
     };
     int r = assign_shards(&out, list, options->shard_bytes, err);
@@ -308,7 +322,7 @@ int mkckpt_write(const struct mkckpt_options *options, const char *config, struc
     if (r == 0)
         r = make_dir(&out, err);
     if (r == 0) {
-        r = check_space(&out, list->bytes, err);
+        r = check_space(&out, options->sparse ? 0 : list->bytes, err);
         if (r == 0)
             r = write_files(&out, options, config, list, err);
         progress_end(&out.progress);

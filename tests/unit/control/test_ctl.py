@@ -330,8 +330,7 @@ def test_full_disk(fake):
 
 @pytest.mark.parametrize("line,name", [
     ("doctor", "doctor"), ("doctor --help", "doctor"),
-    ("duck add n host:1 --key-file f --spare", "duck add"), ("duck remove d", "duck remove"), ("duck drain d", "duck drain"),
-    ("load d --mtp --tp 2", "load --mtp")])
+    ("duck add n host:1 --key-file f --spare", "duck add"), ("duck remove d", "duck remove"), ("duck drain d", "duck drain")])
 def test_what_is_missing_says_so(line, name):
     """Not a typing error (2) and no daemon needed: the interface has it, this version does not."""
     done = run("--json", *line.split())
