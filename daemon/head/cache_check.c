@@ -31,7 +31,7 @@ struct full {
     uint32_t model, layer;
     char path[CORE_PATH_MAX];
     uint8_t key[DIGEST_SIZE];
-    struct plan *plan;             /* owned copy */
+    struct plan *plan; /* owned copy */
     bool mtp;
     struct arch *arch;             /* owned */
     struct checkpoint *checkpoint; /* owned; stays open from layer to layer */
@@ -43,7 +43,7 @@ struct full {
 struct cache_check {
     struct head *head;
     uint64_t serial, client, job;
-    json_t *id; /* owned */
+    json_t *id;    /* owned */
     bool given_up; /* answered, or nobody listens: it is freed when the bulk worker has let go */
     bool is_full;
     struct item *items; /* owned */
@@ -474,8 +474,7 @@ int cache_check_start(const struct call *call, json_t **ret_result, struct err *
     struct cache_check *check = calloc(1, sizeof *check);
     if (!check)
         abort();
-    *check = (struct cache_check){
-        .head = head, .serial = ++serial, .client = call->client, .job = job, .started_ns = clock_now_ns()};
+    *check = (struct cache_check){.head = head, .serial = ++serial, .client = call->client, .job = job, .started_ns = clock_now_ns()};
     check->id = json_incref((json_t *)call->id);
     check->is_full = rpc_param_bool(call->params, "full", false);
     check->bad = json_array();

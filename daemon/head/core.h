@@ -197,7 +197,7 @@ struct core_load_request {
     uint32_t tp, multiple_of; /* 0: the planner chooses */
     enum plan_strategy strategy;
     bool force;
-    bool mtp; /* layers for multi-token prediction too */
+    bool mtp;                   /* layers for multi-token prediction too */
     const struct core_was *was; /* core_restore: as it was remembered; NULL: unknown */
 };
 
@@ -222,7 +222,7 @@ struct core_step {
     bool *answered;                     /* owned by the session, [tp] */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     struct msg_one_shot chunk_parts; /* of the rank whose kernel process took longest */
-    uint64_t answered_ns; /* the latest answer of this chunk; 0: none yet */
+    uint64_t answered_ns;            /* the latest answer of this chunk; 0: none yet */
     /* sums over chunks */
     uint64_t judge_wait_ns, duck_max_ns, params, weight_bytes;
     uint64_t tiles, tile_tokens; /* of all ranks; 0 from ducks that do not count them */
@@ -251,7 +251,7 @@ struct core_session {
     bool announced;                /* the client has had its answer to session.open */
     enum core_rank_session *ranks; /* owned, [tp] */
     uint32_t *duck_of_rank;        /* owned, [tp] */
-    uint64_t job; /* the batch that its steps belong to; 0: none */
+    uint64_t job;                  /* the batch that its steps belong to; 0: none */
     struct err err;
     uint32_t lanes;          /* steps that may be in flight, 1 to CORE_LANES_MAX */
     struct core_step *steps; /* owned, [lanes]; each is on its own: they may end in any order */

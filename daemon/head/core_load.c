@@ -100,8 +100,8 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
     if (r < 0)
         return r;
     if (model->job) {
-        if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of &&
-            model->want_mtp == request->mtp && !request->force) {
+        if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of && model->want_mtp == request->mtp &&
+            !request->force) {
             *ret_job = model->job; /* the same is under way: join it */
             return 0;
         }

@@ -38,10 +38,10 @@ static json_t *ranks_json(const struct plan *plan)
     for (uint32_t rank = 0; rank < plan->tp; rank++) {
         const struct plan_rank *share = &plan->ranks[rank];
         uint32_t neurons = share->routed.neurons ? share->routed.neurons : share->dense.neurons;
-        json_array_append_new(ranks, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons", (json_int_t)neurons,
-                                               "bytes", (json_int_t)share->bytes, "dense_neurons", (json_int_t)share->dense.neurons,
-                                               "shared_neurons", (json_int_t)share->shared.neurons, "send_bytes",
-                                               (json_int_t)share->send_bytes, "read_bytes", (json_int_t)share->read_bytes));
+        json_array_append_new(ranks, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons",
+                                               (json_int_t)neurons, "bytes", (json_int_t)share->bytes, "dense_neurons",
+                                               (json_int_t)share->dense.neurons, "shared_neurons", (json_int_t)share->shared.neurons,
+                                               "send_bytes", (json_int_t)share->send_bytes, "read_bytes", (json_int_t)share->read_bytes));
     }
     return ranks;
 }

@@ -79,8 +79,9 @@ static int gate_shared(const char *where, struct arch *arch, struct err *err)
 {
     uint32_t wide = arch->shared_intermediate;
     if (wide != arch->moe_intermediate)
-        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: %s is %u but %s is %u: a gated shared expert must be as wide as the others",
-                       where, arch->family->shared_keys[0], wide, arch->family->moe_intermediate_keys[0], arch->moe_intermediate);
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL,
+                       "%s: %s is %u but %s is %u: a gated shared expert must be as wide as the others", where,
+                       arch->family->shared_keys[0], wide, arch->family->moe_intermediate_keys[0], arch->moe_intermediate);
     if (arch->experts >= ARCH_EXPERTS_MAX || arch->top_k >= KERNELS_TOP_K_MAX)
         return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %u experts, %u for a token, and a shared one: at most %u and %u", where,
                        arch->experts, arch->top_k, ARCH_EXPERTS_MAX, KERNELS_TOP_K_MAX);
@@ -221,10 +222,15 @@ static int read_config(const char *dir, enum quantized quantized, struct arch **
     if (r < 0)
         return r;
     _cleanup_(arch_freep) struct arch *arch = NULL;
-    r = parse((const char *)text.data, text.length, path, quantized, &arch, err);
-    buf_release(&text);
-    if (r == 0 && !arch->quantized)
+    r = parse((const char *)text.data, text.length, path, QUANTIZED_IF_ANY, &arch, err);
+    if (r == 0 && !arch->quantized) {
         r = arch_quant_check_beside(dir, err);
+        if (r == 0 && quantized == QUANTIZED_MUST) {
+            arch_free(STEAL(arch));
+            r = parse((const char *)text.data, text.length, path, quantized, &arch, err); /* refused in its words */
+        }
+    }
+    buf_release(&text);
     if (r < 0)
         return r;
     *ret_arch = STEAL(arch);

@@ -23,13 +23,13 @@ struct arch {
     uint32_t layers;     /* those of multi-token prediction too, once they were asked for */
     uint32_t mtp_layers; /* that the config announces, 0 when none; the last ones of layers when mtp */
     bool mtp;
-    uint32_t dense_intermediate; /* 0 when no layer is dense */
-    uint32_t moe_intermediate;   /* 0 when no layer is MoE */
-    uint32_t experts;            /* routed, per MoE layer; a gated shared one is the last of them */
-    uint32_t top_k;              /* experts per token, a gated shared one counted in */
+    uint32_t dense_intermediate;  /* 0 when no layer is dense */
+    uint32_t moe_intermediate;    /* 0 when no layer is MoE */
+    uint32_t experts;             /* routed, per MoE layer; a gated shared one is the last of them */
+    uint32_t top_k;               /* experts per token, a gated shared one counted in */
     uint32_t shared_intermediate; /* 0: no shared expert, or a gated one */
     bool gated_shared;            /* expert `experts - 1` is the shared one, its weight comes from the client like the others' */
-    bool quantized;              /* config.json has a quantization_config (checked, unless arch_parse_shape read it) */
+    bool quantized;               /* config.json has a quantization_config (checked, unless arch_parse_shape read it) */
     bool layer_is_moe[ARCH_LAYERS_MAX];
 };
 

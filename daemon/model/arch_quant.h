@@ -12,7 +12,7 @@ bool arch_quant_present(const json_t *config);
 int arch_quant_check(const json_t *config, const char *where, struct err *err);
 /* "compressed-tensors pack-quantized", "fp8", "none": for messages. Returns `text`. */
 const char *arch_quant_describe(const json_t *config, char *text, size_t size);
-/* Of a directory whose config.json has no quantization_config: what hf_quant_config.json tells instead, which is never block FP8, is refused
+/* Of a directory whose config.json has no quantization_config: what hf_quant_config.json tells instead, never block FP8, is refused
  * by name. 0 when there is no such file. */
 int arch_quant_check_beside(const char *dir, struct err *err);
 

@@ -12,10 +12,10 @@
  *   + tp * (bytes of x, ids and weights out + bytes of a BF16 partial back) / link_bytes_per_s
  *   + step_s
  * and tokens/s = 1 / (sum over layers + host_s). Attention and sampling are not counted but for what host_s says. */
-#define PLAN_DUCK_READ_BYTES_PER_S 20e9  /* memory of one duck: a mini PC with dual-channel DDR4 */
-#define PLAN_LINK_BYTES_PER_S 1.25e9     /* the head's link, shared by all ducks: 10 GbE */
-#define PLAN_STEP_S 60e-6                /* a step's round trip without its bytes */
-#define PLAN_TP_AUTO_MAX 32 /* widest tp the planner chooses by itself while the number of ducks is unknown */
+#define PLAN_DUCK_READ_BYTES_PER_S 20e9 /* memory of one duck: a mini PC with dual-channel DDR4 */
+#define PLAN_LINK_BYTES_PER_S 1.25e9    /* the head's link, shared by all ducks: 10 GbE */
+#define PLAN_STEP_S 60e-6               /* a step's round trip without its bytes */
+#define PLAN_TP_AUTO_MAX 32             /* widest tp the planner chooses by itself while the number of ducks is unknown */
 #define PLAN_MULTIPLES 5
 extern const uint32_t plan_multiples[PLAN_MULTIPLES]; /* 128, 64, 32, 16, 8 */
 
@@ -62,8 +62,8 @@ struct plan_request {
 /* A run of intermediate neurons. */
 struct plan_slice {
     uint32_t begin;
-    uint32_t neurons;        /* real ones */
-    uint32_t padded;         /* whole units */
+    uint32_t neurons; /* real ones */
+    uint32_t padded;  /* whole units */
 };
 
 struct plan_rank {
@@ -87,20 +87,20 @@ struct plan {
     uint32_t tp, multiple_of;
     enum plan_strategy strategy;
     struct plan_legal legal[PLAN_MULTIPLES];
-    struct plan_rank *ranks;      /* [tp] */
-    uint64_t bytes_total;         /* over ranks, as laid out */
-    uint64_t params;              /* real weights of MLP and experts */
-    uint64_t padding_bytes;       /* bytes of bytes_total that hold no real weight's magnitude, sign or scale */
-    double bytes_per_param;       /* bytes_total / params */
-    uint64_t send_bytes;          /* raw FP8 bytes and tile scales over all links in a cold load, frame headers not counted */
-    uint64_t rebuild_read_bytes;  /* checkpoint bytes to read for one lost rank (the largest): its rows of gate and up, all of down,
+    struct plan_rank *ranks;     /* [tp] */
+    uint64_t bytes_total;        /* over ranks, as laid out */
+    uint64_t params;             /* real weights of MLP and experts */
+    uint64_t padding_bytes;      /* bytes of bytes_total that hold no real weight's magnitude, sign or scale */
+    double bytes_per_param;      /* bytes_total / params */
+    uint64_t send_bytes;         /* raw FP8 bytes and tile scales over all links in a cold load, frame headers not counted */
+    uint64_t rebuild_read_bytes; /* checkpoint bytes to read for one lost rank (the largest): its rows of gate and up, all of down,
                                    * whose slice is a piece of every row */
-    uint64_t rebuild_send_bytes;  /* bytes to send for it */
-    double rebuild_seconds;       /* to send it at rates.link_bytes_per_s */
-    uint64_t link_bytes;          /* over one duck's link for a token of decode, out and back; the head's carries tp times as much */
-    struct plan_rates rates;      /* by which was predicted: none is 0 but params_per_s and host_s */
+    uint64_t rebuild_send_bytes; /* bytes to send for it */
+    double rebuild_seconds;      /* to send it at rates.link_bytes_per_s */
+    uint64_t link_bytes;         /* over one duck's link for a token of decode, out and back; the head's carries tp times as much */
+    struct plan_rates rates;     /* by which was predicted: none is 0 but params_per_s and host_s */
     struct plan_prediction predicted;
-    char explanation[512];        /* why tp and multiple_of are these, in words */
+    char explanation[512]; /* why tp and multiple_of are these, in words */
 };
 
 /* tp 0 means "choose" here: a front end that got an explicit 0 from a person refuses it itself.

@@ -186,10 +186,11 @@ static void explain(const struct search *search, struct plan *plan)
         snprintf(ducks, sizeof ducks, "a duck for each rank");
     else
         snprintf(ducks, sizeof ducks, "an unknown number of ducks (up to %d)", PLAN_TP_AUTO_MAX);
-    snprintf(plan->explanation, sizeof plan->explanation,
-             "tp %u%s and multiple_of %u%s: best predicted decode rate, %.1f tokens/s (most of it waits for %s), of %u legal plan%s for %s%s", plan->tp,
-             request->tp ? " as asked for" : " chosen", plan->multiple_of, request->multiple_of ? " as asked for" : " chosen",
-             search->best_rate, plan_term_name(search->best_term), search->tried, search->tried == 1 ? "" : "s", ducks, fits);
+    snprintf(
+        plan->explanation, sizeof plan->explanation,
+        "tp %u%s and multiple_of %u%s: best predicted decode rate, %.1f tokens/s (most of it waits for %s), of %u legal plan%s for %s%s",
+        plan->tp, request->tp ? " as asked for" : " chosen", plan->multiple_of, request->multiple_of ? " as asked for" : " chosen",
+        search->best_rate, plan_term_name(search->best_term), search->tried, search->tried == 1 ? "" : "s", ducks, fits);
 }
 
 int plan_choose(const struct arch *arch, const struct plan_request *request, struct plan *plan, struct err *err)

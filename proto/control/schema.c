@@ -12,8 +12,8 @@
 #define DUCKS_MAX 1024
 #define TOKENS_MAX 4096
 #define BATCH_TOKENS_MAX 1000000000000 /* 10^12 */
-#define DEADLINE_MAX 86400000 /* a day */
-#define LANES_MAX 8 /* RPC_LANES_MAX */
+#define DEADLINE_MAX 86400000          /* a day */
+#define LANES_MAX 8                    /* RPC_LANES_MAX */
 #define PATH_BYTES_MAX 4095
 #define NAME_BYTES_MAX 63
 #define KEY_BYTES_MAX 64
@@ -56,7 +56,8 @@ static const char *const y_dtypes[] = {"BF16", "F32", NULL};
 static const struct schema_param plan_params[] = {
     INT("ducks", OPTIONAL, 1, DUCKS_MAX, "ducks to plan for, a count; without it and tp the fleet's"),
     INT("host_us", OPTIONAL, 1, US_MAX, "predict with so much time on the host for a token, microseconds; none when left out"),
-    INT("link_rate", OPTIONAL, 1, MEMORY_MAX, "predict with a link of so many bytes/s at the head, shared by all ducks; 1250000000 when left out"),
+    INT("link_rate", OPTIONAL, 1, MEMORY_MAX,
+        "predict with a link of so many bytes/s at the head, shared by all ducks; 1250000000 when left out"),
     INT("memory", OPTIONAL, 1, MEMORY_MAX, "weight buffer of each duck, bytes; without it, ducks and tp the fleet's"),
     INT("mparam_rate", OPTIONAL, 1, MPARAM_MAX, "predict with kernels that apply so many million weights/s a duck; no limit when left out"),
     BOOL("mtp", "with the layers for multi-token prediction"),

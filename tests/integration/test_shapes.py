@@ -31,8 +31,8 @@ def checkpoint(build, folder, values, seed, *more):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "like.json").write_text(json.dumps(values))
     out = str(folder / "checkpoint")
-    subprocess.run([program(build, "fp9-mkckpt"), "--like", str(folder / "like.json"), "--seed", str(seed), "--out", out, *more], check=True,
-                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=60 * SLOW)
+    subprocess.run([program(build, "fp9-mkckpt"), "--like", str(folder / "like.json"), "--seed", str(seed), "--out", out, *more],
+                   check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=60 * SLOW)
     return out
 
 

@@ -10,26 +10,27 @@
 #define EXIT_USAGE 2
 #define SHARD_BYTES_DEFAULT (UINT64_C(4) << 30)
 
-static const char help[] = "Usage: fp9-mkckpt --like CONFIG.json --out DIR [OPTION]...\n"
-                           "Writes a checkpoint in the real FP8 format (E4M3 in 128x128 blocks) with the tensor names of a\n"
-                           "config.json and seeded random weights: MLP and expert weights, their scales, routers, index and config.json.\n"
-                           "Families: those that fp9d loads. The same options give the same bytes in every tensor, whatever the shard size.\n"
-                           "\n"
-                           "  --like FILE             config.json to follow; FP8, BF16 or other: quantization_config is set anew\n"
-                           "  --out DIR               made, or an empty directory\n"
-                           "  --layers N              instead of num_hidden_layers\n"
-                           "  --experts N             instead of num_experts\n"
-                           "  --hidden N              instead of hidden_size\n"
-                           "  --intermediate N        instead of intermediate_size\n"
-                           "  --moe-intermediate N    instead of moe_intermediate_size\n"
-                           "  --seed S                0 to 2^64-1, default 1\n"
-                           "  --scale-dtype T         f32, bf16 (default) or f16\n"
-                           "  --shard-bytes SIZE      largest shard, with K M G T; default 4G\n"
-                           "  --mtp                   also the layers for multi-token prediction that the config announces\n"
-                           "  --sparse                holes in place of all data: headers as large as a model's, on no disk; all is 0\n"
-                           "  --help, --version\n"
-                           "\n"
-                           "Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
+static const char help[] =
+    "Usage: fp9-mkckpt --like CONFIG.json --out DIR [OPTION]...\n"
+    "Writes a checkpoint in the real FP8 format (E4M3 in 128x128 blocks) with the tensor names of a\n"
+    "config.json and seeded random weights: MLP and expert weights, their scales, routers, index and config.json.\n"
+    "Families: those that fp9d loads. The same options give the same bytes in every tensor, whatever the shard size.\n"
+    "\n"
+    "  --like FILE             config.json to follow; FP8, BF16 or other: quantization_config is set anew\n"
+    "  --out DIR               made, or an empty directory\n"
+    "  --layers N              instead of num_hidden_layers\n"
+    "  --experts N             instead of num_experts\n"
+    "  --hidden N              instead of hidden_size\n"
+    "  --intermediate N        instead of intermediate_size\n"
+    "  --moe-intermediate N    instead of moe_intermediate_size\n"
+    "  --seed S                0 to 2^64-1, default 1\n"
+    "  --scale-dtype T         f32, bf16 (default) or f16\n"
+    "  --shard-bytes SIZE      largest shard, with K M G T; default 4G\n"
+    "  --mtp                   also the layers for multi-token prediction that the config announces\n"
+    "  --sparse                holes in place of all data: headers as large as a model's, on no disk; all is 0\n"
+    "  --help, --version\n"
+    "\n"
+    "Exit status: 0 done, 1 refused or failed, 2 wrong usage.\n";
 
 static int usage(const char *what, const char *argument)
 {

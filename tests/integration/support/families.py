@@ -99,6 +99,6 @@ class Weights:
             name = matrices(family, layer, "shared" if expert == experts else expert, layers)
             share = np.where(ids == expert, weights.astype(np.float64), 0).sum(1)
             y += share[:, None] * self.mlp(name, x, neurons)
-        if shared and not family.startswith("qwen"):
+        if shared and (family in DEEPSEEK or family == "mimo_v2_flash"):
             y += self.mlp(matrices(family, layer, "shared", layers), x)
         return y

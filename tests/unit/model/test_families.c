@@ -246,7 +246,7 @@ static void text_config(void **state)
     struct err err = {0};
     struct arch *arch = NULL;
     const char *none = "{\"model_type\":\"qwen3_5_moe\",\"hidden_size\":256}", *other = "{\"model_type\":\"qwen3_5_moe\",\"text_config\":{"
-                                                                                   "\"model_type\":\"qwen3_moe\"}}";
+                                                                                        "\"model_type\":\"qwen3_moe\"}}";
     assert_int_equal(arch_parse_shape(none, strlen(none), "config.json", &arch, &err), -EINVAL);
     assert_non_null(strstr(err.message, "no text_config"));
     assert_int_equal(arch_parse_shape(other, strlen(other), "config.json", &arch, &err), -ENOTSUP);

@@ -164,8 +164,7 @@ static void b08_tp_out_of_range(void **state)
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 2, 8, 2);
     refused(arch, (struct plan_request){.tp = 7, .multiple_of = 128}, ERR_BAD_SHAPE, "768 = 6 units of 128");
-    refused(arch, (struct plan_request){.tp = 97}, ERR_BAD_SHAPE,
-            "768 = 96 units of 8: tp is at most 96; 128 allows 6, 64 allows 12");
+    refused(arch, (struct plan_request){.tp = 97}, ERR_BAD_SHAPE, "768 = 96 units of 8: tp is at most 96; 128 allows 6, 64 allows 12");
     refused(arch, (struct plan_request){.tp = 2147483648u}, ERR_BAD_SHAPE, "tp is at most 96");
     refused(arch, (struct plan_request){.tp = UINT32_MAX, .multiple_of = 32}, ERR_BAD_SHAPE, "tp is at most 24");
     refused(arch, (struct plan_request){.tp = 5, .ducks = 4}, ERR_BAD_SHAPE, "tp 5 needs 5 ducks, only 4");
