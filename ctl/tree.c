@@ -170,7 +170,6 @@ const struct tree_command tree_commands[] = {
 const size_t tree_command_count = COUNT(tree_commands);
 
 const struct tree_later tree_later[] = {
-    {"doctor", NULL},      {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL},
-    {"duck remove", NULL},
+    {"doctor", NULL}, {"duck add", NULL}, {"duck add", "--key-file"}, {"duck add", "--spare"}, {"duck drain", NULL}, {"duck remove", NULL},
 };
 const size_t tree_later_count = COUNT(tree_later);
