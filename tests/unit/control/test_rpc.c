@@ -107,7 +107,8 @@ static void numbers_out_of_range(void **state) /* E02 */
 static void names_are_checked(void **state)
 {
     (void)state;
-    refused(LOAD("\"deadline\":1"), -32602, "model.load: deadline: 1 is not for model.load, which takes force, mtp, multiple_of, name, path");
+    refused(LOAD("\"deadline\":1"), -32602,
+            "model.load: deadline: 1 is not for model.load, which takes force, mtp, multiple_of, name, path");
     refused(REQUEST("model.load", "{}"), -32602, "model.load: path is missing");
     refused(REQUEST("status", "{\"x\":[1,2]}"), -32602, "takes no params");
     refused(REQUEST("status", "[1]"), -32602, "params is no object");
