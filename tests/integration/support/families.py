@@ -88,7 +88,7 @@ class Weights:
         g, u = x @ gate[neurons].T, x @ up[neurons].T
         return (g / (1 + np.exp(-g)) * u) @ down[:, neurons].T
 
-    def layer(self, family, layer, x, ids=None, weights=None, shared=0, experts=0, neurons=slice(None), layers=None):
+    def layer(self, family, layer, x, ids=None, weights=None, shared=0, experts=None, neurons=slice(None), layers=None):
         """ids [T, k]; a gated shared expert is number `experts`."""
         if ids is None:
             return self.mlp(matrices(family, layer, None, layers), x, neurons)
