@@ -144,12 +144,14 @@ def test_b10_896_experts_16_active(build, daemon, tmp_path):
     daemon.ok("load", path, "--name", "many", "--tp", 2, "--multiple-of", 8)
     x, ids, routing = inputs(tmp_path / "in", 2, 64, 896, 16, tokens=5)
     ids[0, 0], ids[1, :2] = 895, (0, 895)
-    safetensors.write(str(tmp_path / "in"), {"input": safetensors.read(str(tmp_path / "in"))["input"],
-                                             "topk_ids": safetensors.Tensor("I32", ids), "topk_weights": safetensors.Tensor("F32", routing)})
+    tensors = safetensors.read(str(tmp_path / "in"))
+    tensors["topk_ids"] = safetensors.Tensor("I32", ids)
+    safetensors.write(str(tmp_path / "in"), tensors)
     exact = Weights(path).layer("kimi_k2", 1, x, ids, routing, 1, 896)
     compare(daemon, "many", 1, tmp_path / "in", tmp_path, exact, "896 experts", ("decode", "prefill"))
-    for top_k, experts, words in ((0, 4, "num_experts_per_tok is 0"), (5, 4, "num_experts_per_tok is 5, must be a whole number from 1 to 4"),
-                                  (65, 100, "from 1 to 64")):
+    wrong = ((0, 4, "num_experts_per_tok is 0"), (5, 4, "num_experts_per_tok is 5, must be a whole number from 1 to 4"),
+             (65, 100, "from 1 to 64"))
+    for top_k, experts, words in wrong:
         (tmp_path / "config.json").write_text(json.dumps(config("kimi_k2", 64, 64, moe=16, experts=experts, top_k=top_k)))
         daemon.refused("plan", tmp_path, name="BAD_CHECKPOINT", words=[words])
     daemon.ok("unload", "many", "--drop-cache")
