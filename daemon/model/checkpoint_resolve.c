@@ -2,12 +2,27 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/model/arch_family.h"
 #include "daemon/model/checkpoint_state.h"
 #include "proto/base/size.h"
 
 #define TENSOR_NAME_MAX (ARCH_NAME_MAX + 24)
 
 typedef unsigned long long ull; /* for %llu */
+
+/* A layer whose experts are one tensor, as some publish them. */
+static bool find_fused(const struct checkpoint *checkpoint, const char *prefix, char ret_name[TENSOR_NAME_MAX])
+{
+    static const char *const names[] = {"gate_up_proj", "gate_up_proj.weight", "gate_proj", "gate_proj.weight"};
+    const char *block = checkpoint->arch->family->experts_block;
+    uint32_t shard;
+    for (size_t i = 0; block && i < ARRAY_LENGTH(names); i++) {
+        snprintf(ret_name, TENSOR_NAME_MAX, "%.*s%s.%s", ARCH_NAME_MAX, prefix, block, names[i]);
+        if (checkpoint_tensor(checkpoint, ret_name, &shard))
+            return true;
+    }
+    return false;
+}
 
 static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, struct err *err)
 {
@@ -20,7 +35,11 @@ static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, c
         err_value_int(err, "layer", layer);
         err_value_int(err, "layers", checkpoint->layers);
     } else {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: missing weight tensor %s", checkpoint->dir, weight);
+        char fused[TENSOR_NAME_MAX];
+        bool there = find_fused(checkpoint, prefix, fused);
+        err_set(err, -EINVAL, there ? ERR_UNSUPPORTED_MODEL : ERR_BAD_CHECKPOINT, "%s: missing weight tensor %s%s%s%s", checkpoint->dir,
+                weight, there ? "; there is " : "", there ? fused : "",
+                there ? ": all experts in one tensor, needs a tensor for each expert's gate, up and down" : "");
     }
     err_value_str(err, "tensor", weight);
     return -EINVAL;

@@ -18,6 +18,16 @@ def peak(daemon):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
+def waited(daemon):
+    """Seconds that each of fp9d's threads was ready to run and had no CPU: other programs' doing."""
+    folder = f"/proc/{daemon.process.pid}/task"
+    found = {}
+    for task in os.listdir(folder):
+        with open(f"{folder}/{task}/schedstat", encoding="utf-8") as file:
+            found[task] = int(file.read().split()[1]) / 1e9
+    return found
+
+
 def test_headers_of_v32(build, make_daemon, tmp_path):
     """A load opens and checks the whole of it, scales included, and is then refused: no duck here holds a rank of that size."""
     path = tmp_path / "v32"
@@ -28,10 +38,11 @@ def test_headers_of_v32(build, make_daemon, tmp_path):
         places = json.load(file)["weight_map"]
     assert len(places) >= 90_000 and len(set(places.values())) == 163, (len(places), len(set(places.values())))
     daemon = make_daemon(ducks=1)
-    before, start = peak(daemon), time.monotonic()
+    before, idle, start = peak(daemon), waited(daemon), time.monotonic()
     daemon.refused("load", path, "--name", "v32", "--tp", 1, "--mtp", name="NO_MEMORY", words=["tp 1"])
-    seconds, most = time.monotonic() - start, peak(daemon)
-    print(f"{len(places)} tensors in {seconds:.2f} s, fp9d's memory {before / 1e6:.0f} -> {most / 1e6:.0f} MB")
+    wall, most = time.monotonic() - start, peak(daemon)
+    seconds = wall - max(wait - idle.get(task, 0) for task, wait in waited(daemon).items())
+    print(f"{len(places)} tensors in {seconds:.2f} s ({wall:.2f} s with waits for a CPU), fp9d's memory {before / 1e6:.0f} -> {most / 1e6:.0f} MB")
     assert seconds < LIMIT_S and most < LIMIT_BYTES, f"{seconds:.2f} s, {most / 1e6:.0f} MB"
     # It did look at all of it: without the last tensor's shard nothing is planned.
     os.remove(path / "model-00163-of-00163.safetensors")
