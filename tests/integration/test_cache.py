@@ -407,6 +407,8 @@ def test_the_history_of_loads_is_bounded(make_daemon, checkpoint):
         db.executemany(f"INSERT INTO history ({names}) SELECT {names} FROM history ORDER BY id LIMIT 1", [()] * 700)
     db.close()
     daemon.start()
+    # A load before that would be the one by which it comes back.
+    daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready")
     load(daemon, checkpoint)
     shown = daemon.ok("cache", "list")["history"]
     assert len(shown) == 50 and shown[-1]["cache"] == "hit"

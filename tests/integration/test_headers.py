@@ -42,7 +42,8 @@ def test_headers_of_v32(build, make_daemon, tmp_path):
     daemon.refused("load", path, "--name", "v32", "--tp", 1, "--mtp", name="NO_MEMORY", words=["tp 1"])
     wall, most = time.monotonic() - start, peak(daemon)
     seconds = wall - max(wait - idle.get(task, 0) for task, wait in waited(daemon).items())
-    print(f"{len(places)} tensors in {seconds:.2f} s ({wall:.2f} s with waits for a CPU), fp9d's memory {before / 1e6:.0f} -> {most / 1e6:.0f} MB")
+    print(f"{len(places)} tensors in {seconds:.2f} s ({wall:.2f} s with waits for a CPU), fp9d's memory {before / 1e6:.0f} -> "
+          f"{most / 1e6:.0f} MB")
     assert seconds < LIMIT_S and most < LIMIT_BYTES, f"{seconds:.2f} s, {most / 1e6:.0f} MB"
     # It did look at all of it: without the last tensor's shard nothing is planned.
     os.remove(path / "model-00163-of-00163.safetensors")
