@@ -325,15 +325,15 @@ static void full_run(void *user)
 }
 
 /* No fault of its slots: their checksums are looked at all the same. */
-static void not_compared(struct cache_check *check, uint32_t model)
+static void not_compared(struct cache_check *check, uint32_t model, const char *why)
 {
     const char *name = check->head->core->models[model].name;
     for (size_t i = 0; i < json_array_size(check->uncompared); i++)
         if (strcmp(json_string_value(json_object_get(json_array_get(check->uncompared, i), "model")), name) == 0)
             return;
-    json_array_append_new(check->uncompared,
-                          json_pack("{s:s, s:s}", "model", name, "reason",
-                                    "its weights came from memory: there is no checkpoint to compare with, only checksums were verified"));
+    char reason[ERR_MESSAGE_MAX + 64];
+    snprintf(reason, sizeof reason, "%s; only checksums were verified", why);
+    json_array_append_new(check->uncompared, json_pack("{s:s, s:s}", "model", name, "reason", reason));
 }
 
 static void full_done(void *user)
@@ -345,13 +345,10 @@ static void full_done(void *user)
         struct item *item = &check->items[i];
         if (item->model != full->model || item->layer != full->layer || memcmp(item->key, full->key, DIGEST_SIZE) != 0)
             continue;
-        if (full->err.code) {
-            char reason[ERR_MESSAGE_MAX + 64];
-            snprintf(reason, sizeof reason, "cannot be compared: %s", full->err.message);
-            add_bad(check, item, NULL, reason);
-        }
         if (full->bare)
-            not_compared(check, full->model);
+            not_compared(check, full->model, "its weights came from memory: there is no checkpoint to compare with");
+        else if (full->err.code)
+            not_compared(check, full->model, full->err.message);
         send_item(check, i, full->err.code || full->bare ? NULL : &full->sums[item->rank]);
     }
     full->err = (struct err){0};

@@ -267,6 +267,7 @@ void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
         core_loss_forget(core, job->begun_key);
         core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, job->model);
     } else if (job->layer != CORE_NONE || job->memory) {
+        core_loss_forget_whole(core, job->begun_key); /* it was not cut */
         leave_incomplete(core, model);
     } else {
         struct err err = {0};

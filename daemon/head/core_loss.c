@@ -68,6 +68,15 @@ void core_loss_forget(struct core *core, const uint8_t key[DIGEST_SIZE])
     }
 }
 
+void core_loss_forget_whole(struct core *core, const uint8_t key[DIGEST_SIZE])
+{
+    struct core_loss *loss = place_for(core, key, CORE_NONE, CORE_NONE);
+    if (!loss->number || loss->duck != CORE_NONE || loss->layer != CORE_NONE || memcmp(loss->key, key, DIGEST_SIZE) != 0)
+        return;
+    *loss = (struct core_loss){0};
+    changed(core);
+}
+
 const struct core_loss *core_loss_find(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t duck, uint32_t layer)
 {
     const struct core_loss *found = NULL;

@@ -25,6 +25,7 @@ bool core_wants_candidate(const struct core *core, const struct core_wants *want
 void core_lost(struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t duck, uint32_t layer, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 void core_loss_forget(struct core *core, const uint8_t key[DIGEST_SIZE]); /* all of a key */
+void core_loss_forget_whole(struct core *core, const uint8_t key[DIGEST_SIZE]); /* that of no certain duck and layer */
 const struct core_loss *core_loss_find(const struct core *core, const uint8_t key[DIGEST_SIZE], uint32_t duck, uint32_t layer);
 /* "2026-01-02T03:04:05Z" */
 #define CORE_TIME_MAX 24

@@ -96,7 +96,8 @@ void core_reason(const struct core *core, const struct core_model *model, const 
         return;
     }
     if (!job->missing_count) {
-        say(&words, "", "all %zu slots are finished under this key", total);
+        bool part = job->layer != CORE_NONE || job->memory;
+        say(&words, "", "all %zu slots%s are finished under this key", total, part ? " that were asked for" : "");
         return;
     }
     say_plan(&words, model, next);

@@ -278,6 +278,13 @@ def test_verify_finds_a_flipped_bit(make_daemon, checkpoint, reference, tmp_path
     assert (good["checked"], good["bad"], good["unreached"]) == (12, [], [])
     full = daemon.ok("cache", "verify", "m", "--full")
     assert (full["checked"], full["bad"], full["compared"]) == (12, [], 12)
+    # A checkpoint that is not there is no fault of the slots.
+    os.rename(checkpoint, checkpoint + ".away")
+    away = daemon.ok("cache", "verify", "m", "--full")
+    os.rename(checkpoint + ".away", checkpoint)
+    assert (away["checked"], away["bad"], away["compared"]) == (12, [], 0), away
+    (one,) = away["uncompared"]
+    assert one["model"] == "m" and "config.json" in one["reason"] and daemon.ok("model", "list")["models"][0]["state"] == "ready"
     first = [s for s in all_slots if s["duck"] == "local1"][0]  # the first slot in the buffer
     poke(daemon, "local1", first["bytes"])
     found = daemon.ok("cache", "verify")

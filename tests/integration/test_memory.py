@@ -77,6 +77,7 @@ def test_layers_one_by_one_make_the_same_model_as_a_load(make_daemon, weights, b
         first = ["--path", bare, "--tp", 3, "--multiple-of", 64] if layer == 0 else []
         done = daemon.ok("prepare", "m", "--from", write(weights[layer]), *first)
         assert done["cache"] == "miss" and done["bytes_sent"] > 0
+        assert "cut" not in done["reason"], done
         (model,) = daemon.ok("model", "list")["models"]
         if layer < LAYERS - 1:
             assert model["state"] == "degraded"
