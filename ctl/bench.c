@@ -247,8 +247,6 @@ enum ctl_exit bench_run(struct ctl *ctl, const struct parse_args *args)
                 : parse_option(args, "--json-path") ? FP9_PATH_JSON
                                                     : FP9_PATH_DEFAULT,
     };
-    if (parse_option(args, "--ring") && parse_option(args, "--json-path"))
-        return ctl_fail_with(ctl, "BAD_REQUEST", "--ring and --json-path: one of them at a time");
     uint32_t count = (uint32_t)parse_option_int(args, "--clients", 1);
     uint64_t seed = (uint64_t)parse_option_int(args, "--seed", 1);
     json_t *list;

@@ -85,8 +85,8 @@ static void print_second_words(const char *first, size_t length)
 
 enum ctl_exit help_completion(struct ctl *ctl, const struct parse_args *args)
 {
-    if (strcmp(args->args[0], "bash") != 0)
-        return ctl_fail_with(ctl, "BAD_REQUEST", "no completion for \"%s\"; there is one for bash", args->args[0]);
+    (void)ctl;
+    (void)args;
     fputs("_fp9ctl() {\n  local word=${COMP_WORDS[COMP_CWORD]} i list= command=\n"
           "  for ((i = 1; i < COMP_CWORD; i++)); do\n    case ${COMP_WORDS[i]} in\n"
           "    --socket) i=$((i + 1)) ;;\n    -*) ;;\n    *) command=${command:+$command }${COMP_WORDS[i]} ;;\n    esac\n  done\n"

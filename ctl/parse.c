@@ -109,6 +109,18 @@ static void second_words(const char *first, char *text, size_t size)
     }
 }
 
+static bool check_choice(const char *name, const char *const *choices, const char *text, char *message)
+{
+    char list[128] = "";
+    for (size_t i = 0; choices[i]; i++) {
+        if (strcmp(choices[i], text) == 0)
+            return true;
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", i ? " or " : "", choices[i]);
+    }
+    return wrong(message, "%s: \"%s\" is not %s", name, text, list);
+}
+
 static bool check_value(const struct tree_option *option, const char *text, char *message)
 {
     long long value;
@@ -118,16 +130,7 @@ static bool check_value(const struct tree_option *option, const char *text, char
         return wrong(message, "%s: \"%s\" is no size; 4G, 512M or a count of bytes is right", option->name, text);
     if (option->type != TREE_FLAG && !*text)
         return wrong(message, "%s: the value is empty", option->name);
-    if (!option->choices)
-        return true;
-    char list[128] = "";
-    for (size_t i = 0; option->choices[i]; i++) {
-        if (strcmp(option->choices[i], text) == 0)
-            return true;
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s", i ? " or " : "", option->choices[i]);
-    }
-    return wrong(message, "%s: \"%s\" is not %s", option->name, text, list);
+    return !option->choices || check_choice(option->name, option->choices, text, message);
 }
 
 static bool sort_words(int argc, char **argv, struct given *given, struct parse_args *args, char *message)
@@ -179,6 +182,22 @@ static bool sort_words(int argc, char **argv, struct given *given, struct parse_
     return true;
 }
 
+/* Options that go together, or not at all. */
+static bool check_company(const struct parse_args *args, char *message)
+{
+    const struct tree_command *command = args->command;
+    for (size_t i = 0; i < command->option_count; i++) {
+        const struct tree_option *option = &command->options[i];
+        if (!args->options[i])
+            continue;
+        if (option->needs && !parse_option(args, option->needs))
+            return wrong(message, "%s: %s goes only with %s", command->name, option->name, option->needs);
+        if (option->excludes && parse_option(args, option->excludes))
+            return wrong(message, "%s: %s and %s: one of them at a time", command->name, option->excludes, option->name);
+    }
+    return true;
+}
+
 static bool take_options(const struct given *given, struct parse_args *args, char *message)
 {
     const struct tree_command *command = args->command;
@@ -204,7 +223,7 @@ static bool take_options(const struct given *given, struct parse_args *args, cha
             return wrong(message, "%s needs %s %s", command->name, command->options[i].name, command->options[i].value);
     if (command->needs_option && !any && !args->help)
         return wrong(message, "%s needs at least one of its options", command->name);
-    return true;
+    return args->help || check_company(args, message);
 }
 
 static bool take_args(const struct given *given, size_t used, struct parse_args *args, char *message)
@@ -219,6 +238,8 @@ static bool take_args(const struct given *given, size_t used, struct parse_args 
             return wrong(message, "%s: %s is empty", command->name, arg->name);
         if (arg->type == TREE_INT && !number_parse(given->words[used], arg->low, arg->high, &value))
             return wrong(message, "%s: \"%s\" is no whole number from %lld up", command->name, given->words[used], arg->low);
+        if (arg->choices && !args->help && !check_choice(arg->name, arg->choices, given->words[used], message))
+            return false;
         args->args[i] = given->words[used];
     }
     if (used < given->word_count)

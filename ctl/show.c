@@ -191,7 +191,7 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
     if (!found)
         r = ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"", what, wanted);
     else if (!ctl_print_json(ctl, found)) {
-        if (strcmp(what, "job") != 0) /* whose error is shown with its values */
+        if (strcmp(what, "job") != 0) /* whose error is shown with its name */
             flatten_error(found);
         table_print_object(found);
     }

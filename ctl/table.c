@@ -18,11 +18,29 @@ static void format_bytes(double bytes, char *text)
     snprintf(text, TABLE_TEXT_MAX, "%.*f %s", bytes < 100.0 ? 1 : 0, bytes, units[unit]);
 }
 
+/* What does not fit ends with "...", not within a character. */
+static void format_text(const char *value, char *text)
+{
+    static const char mark[] = "...";
+    size_t length = strlen(value), kept = TABLE_TEXT_MAX - sizeof mark;
+    if (length < TABLE_TEXT_MAX) {
+        memcpy(text, value, length + 1);
+        return;
+    }
+    while (kept && ((unsigned char)value[kept] & 0xc0) == 0x80)
+        kept--;
+    memcpy(text, value, kept);
+    memcpy(text + kept, mark, sizeof mark);
+}
+
 void table_format(const json_t *value, enum table_kind kind, char ret_text[TABLE_TEXT_MAX])
 {
     double number = json_number_value(value);
     if (json_is_string(value)) {
-        snprintf(ret_text, TABLE_TEXT_MAX, "%.*s", kind == TABLE_KEY ? 12 : TABLE_TEXT_MAX - 1, json_string_value(value));
+        if (kind == TABLE_KEY)
+            snprintf(ret_text, TABLE_TEXT_MAX, "%.12s", json_string_value(value));
+        else
+            format_text(json_string_value(value), ret_text);
         for (char *p = ret_text; *p; p++)
             if ((unsigned char)*p < 0x20 || *p == 0x7f)
                 *p = '?';
@@ -129,6 +147,28 @@ static void print_joined(const char *key, const json_t *array)
     putchar('\n');
 }
 
+/* A string as it is, however long. */
+static void print_whole(const json_t *string)
+{
+    for (const char *p = json_string_value(string); *p; p++)
+        putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+}
+
+/* "error: NAME: message"; its values are for programs, and the sentence has them too. */
+static void print_error(const char *key, const json_t *error)
+{
+    printf("%s: ", key);
+    print_whole(json_object_get(error, "name"));
+    fputs(": ", stdout);
+    print_whole(json_object_get(error, "message"));
+    putchar('\n');
+}
+
+static bool is_error(const json_t *value)
+{
+    return json_is_string(json_object_get(value, "name")) && json_is_string(json_object_get(value, "message"));
+}
+
 void table_print_object(const json_t *object)
 {
     const char *key;
@@ -138,6 +178,8 @@ void table_print_object(const json_t *object)
     {
         if (json_is_array(value) && !json_is_object(json_array_get(value, 0))) {
             print_joined(key, value);
+        } else if (is_error(value)) {
+            print_error(key, value);
         } else if (json_is_object(value)) {
             const char *inner;
             json_t *member;
@@ -149,10 +191,8 @@ void table_print_object(const json_t *object)
             }
             putchar('\n');
         } else if (json_is_string(value)) {
-            /* Long strings, paths and reasons, whole. */
             printf("%s: ", key);
-            for (const char *p = json_string_value(value); *p; p++)
-                putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+            print_whole(value);
             putchar('\n');
         } else if (!json_is_array(value)) {
             table_format(value, kind_of(key), text);

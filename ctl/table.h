@@ -26,10 +26,11 @@ struct table_column {
 /* One line a row below a line of titles; an empty array prints `empty` instead. */
 void table_print(const json_t *rows, const struct table_column *columns, size_t count, const char *empty, bool color);
 
-/* "key: value" lines of an object's plain members, sizes for people; arrays of plain values are joined; objects are indented. */
+/* "key: value" lines of an object's plain members, sizes for people; arrays of plain values are joined; of objects the members
+ * follow on the line, of an error its name and its whole message. */
 void table_print_object(const json_t *object);
 
-/* A value as a cell has it; "-" for null or nothing, control characters replaced. */
+/* A value as a cell has it; "-" for null or nothing, control characters replaced. Longer text ends with "...". */
 void table_format(const json_t *value, enum table_kind kind, char ret_text[TABLE_TEXT_MAX]);
 
 #endif

@@ -7,6 +7,7 @@
 
 static const char *const multiples[] = {"128", "64", "32", "16", "8", NULL};
 static const char *const dtypes[] = {"f32", "bf16", NULL};
+static const char *const shells[] = {"bash", NULL};
 
 const struct tree_option tree_globals[] = {
     {"--socket", "PATH", TREE_TEXT, .doc = "fp9d's control socket; else $FP9_SOCKET, else " FP9_SOCKET_DEFAULT},
@@ -16,23 +17,25 @@ const struct tree_option tree_globals[] = {
 };
 const size_t tree_global_count = COUNT(tree_globals);
 
-#define TP                                                                                                                                 \
+/* The plan of a model; "needs" as in struct tree_option. */
+#define TP(NEEDS)                                                                                                                          \
     {                                                                                                                                      \
-        "--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "tensor-parallel width; the planner's choice when left out"                           \
+        "--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "tensor-parallel width; the planner's choice when left out", .needs = NEEDS           \
     }
-#define MULTIPLE_OF                                                                                                                        \
+#define MULTIPLE_OF(NEEDS)                                                                                                                 \
     {                                                                                                                                      \
-        "--multiple-of", "M", TREE_INT, "multiple_of", 0, 1 << 30, multiples, .doc = "unit of slicing: 128, 64, 32, 16 or 8 neurons"       \
+        "--multiple-of", "M", TREE_INT, "multiple_of", 0, 1 << 30, multiples, .doc = "unit of slicing: 128, 64, 32, 16 or 8 neurons",      \
+                                                                              .needs = NEEDS                                               \
     }
-#define STRATEGY                                                                                                                           \
+#define STRATEGY(NEEDS)                                                                                                                    \
     {                                                                                                                                      \
-        "--strategy", "S", TREE_TEXT, "strategy", .doc = "tp; the planner's choice when left out"                                          \
+        "--strategy", "S", TREE_TEXT, "strategy", .doc = "tp; the planner's choice when left out", .needs = NEEDS                          \
     }
 
 static const struct tree_option plan_options[] = {
-    TP,
-    MULTIPLE_OF,
-    STRATEGY,
+    TP(NULL),
+    MULTIPLE_OF(NULL),
+    STRATEGY(NULL),
     {"--ducks", "N", TREE_INT, "ducks", 1, 1024, .doc = "plan for N ducks; the fleet's when left out"},
     {"--memory", "BYTES", TREE_SIZE, "memory", 1, .doc = "weight buffer of each duck; K M G T are powers of 1024"},
     {"--mtp", .param = "mtp", .doc = "with the layers for multi-token prediction"},
@@ -45,9 +48,9 @@ static const struct tree_option plan_options[] = {
 
 static const struct tree_option load_options[] = {
     {"--name", "N", TREE_TEXT, "name", .doc = "the model's name; the directory's last part when left out"},
-    TP,
-    MULTIPLE_OF,
-    STRATEGY,
+    TP(NULL),
+    MULTIPLE_OF(NULL),
+    STRATEGY(NULL),
     {"--force", .param = "force", .doc = "prepare every slot anew"},
     {"--mtp", .param = "mtp", .doc = "also the layers for multi-token prediction"},
     {"--no-wait", .doc = "print the job and return at once"},
@@ -62,18 +65,19 @@ static const struct tree_option verify_options[] = {
 };
 
 static const struct tree_option invalidate_options[] = {
-    {"--model", "N", TREE_TEXT, "model", .doc = "only this model's slots; a name, or 6 or more digits of a model key"},
-    {"--duck", "D", TREE_TEXT, "duck", .doc = "only this duck's slots"},
+    {"--model", "N", TREE_TEXT, "model", .doc = "only this model's slots; a name, or 6 or more digits of a model key",
+     .excludes = "--all"},
+    {"--duck", "D", TREE_TEXT, "duck", .doc = "only this duck's slots", .excludes = "--all"},
     {"--all", .param = "all", .doc = "every slot of every duck"},
 };
 
 static const struct tree_option prepare_options[] = {
     {"--layer", "L", TREE_INT, "layer", 0, 1023, .doc = "only this layer"},
     {"--from", "FILE", TREE_TEXT, .doc = "weights by way of memory: a safetensors file with the tensors of whole layers"},
-    {"--path", "DIR", TREE_PATH, "path", .doc = "with --from: of a new model N, the directory of its config.json"},
-    TP,
-    MULTIPLE_OF,
-    STRATEGY,
+    {"--path", "DIR", TREE_PATH, "path", .doc = "with --from: of a new model N, the directory of its config.json", .needs = "--from"},
+    TP("--from"),
+    MULTIPLE_OF("--from"),
+    STRATEGY("--from"),
 };
 
 static const struct tree_option step_options[] = {
@@ -91,7 +95,7 @@ static const struct tree_option bench_options[] = {
     {"--prefill", "T", TREE_INT, NULL, 1, 4096, .doc = "prefill of T tokens instead of decode"},
     {"--one-shot", .doc = "a fresh kernel run for each step"},
     {"--ring", .doc = "steps through shared memory; also the choice when neither way is named, where fp9d offers it"},
-    {"--json-path", .doc = "steps as JSON lines"},
+    {"--json-path", .doc = "steps as JSON lines", .excludes = "--ring"},
     {"--clients", "C", TREE_INT, NULL, 1, 64, .doc = "clients at once, each with a connection of its own; 1"},
     {"--null", .doc = "expert ids all -1: only the way there and back (MoE layers only)"},
     {"--seed", "S", TREE_INT, NULL, 0, 1000000000, .doc = "of the random inputs and routing; 1"},
@@ -165,7 +169,7 @@ const struct tree_command tree_commands[] = {
     {"metrics", .run = metrics_print, .doc = "what is counted, as Prometheus reads it, or with --json one object"},
     {"events", OPTIONS(events_options), .run = events_run, .doc = "what happens from now on, a line for each"},
     {"top", OPTIONS(top_options), .run = top_run, .doc = "ducks and sessions with their rates, drawn anew on a terminal"},
-    {"completion", {{"SHELL", TREE_TEXT}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
+    {"completion", {{"SHELL", TREE_TEXT, .choices = shells}}, .run = help_completion, .doc = "print a completion script; SHELL is bash"},
 };
 const size_t tree_command_count = COUNT(tree_commands);
 

@@ -26,6 +26,7 @@ struct tree_option {
     const char *const *choices; /* TREE_TEXT: NULL-terminated list, or NULL */
     const char *doc;
     bool required;
+    const char *needs, *excludes; /* another option of the command, which must or must not be given as well; NULL: none */
 };
 
 struct tree_arg {
@@ -34,6 +35,7 @@ struct tree_arg {
     const char *param;
     long long low, high;
     bool optional; /* the last one only; args->args has NULL for it then */
+    const char *const *choices;
 };
 
 struct parse_args;

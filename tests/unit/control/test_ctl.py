@@ -73,7 +73,9 @@ WRONG = [["load", "a", "--multiple-of", "7"], ["load", "a", "--multiple-of", "24
          ["job", "wait"], ["job", "wait", "x"], ["job", "wait", "0"], ["invalidate-cache"], ["duck", "ad", "a"], ["decode", "m"],
          ["decode", "m", "--layer", "1", "--input", "i"], ["decode", "m", "--layer", "-1", "--input", "i", "--output", "o"],
          ["decode", "m", "--layer", "1", "--input", "i", "--output", "o", "--partials", "f16"], ["bench"], ["bench", "m", "--tokens", "0"],
-         ["bench", "m", "--rings"], ["--socket"], ["--json"]]
+         ["bench", "m", "--rings"], ["bench", "m", "--ring", "--json-path"], ["invalidate-cache", "--all", "--duck", "d"],
+         ["invalidate-cache", "--model", "m", "--all"], ["prepare", "m", "--layer", "2", "--tp", "4"], ["prepare", "m", "--path", "/d"],
+         ["prepare", "m", "--multiple-of", "64"], ["prepare", "m", "--strategy", "tp"], ["completion", "zsh"], ["--socket"], ["--json"]]
 
 
 @pytest.mark.parametrize("args", WRONG, ids=" ".join)
@@ -120,7 +122,7 @@ def test_help_and_completion():
                            'COMP_WORDS=(fp9ctl inv); COMP_CWORD=1; _fp9ctl; echo "${COMPREPLY[@]}"'],
                           stdout=subprocess.PIPE, text=True, check=True)
     assert said.stdout.splitlines() == ["show", "--tp", "invalidate-cache"]
-    assert run("completion", "fish").returncode == 1
+    assert run("completion", "fish").returncode == 2
 
 
 def test_paths_are_absolute(fake, tmp_path):
@@ -168,11 +170,14 @@ MODEL = {"name": "m", "path": "/m", "family": "qwen3_moe", "state": "ready", "tp
          "model_key": "ab" * 32, "layers": 3, "hidden_size": HIDDEN, "experts": 8, "cache": "hit", "layer_kinds": "dmm", "top_k": 2}
 
 
+LONG = "x" + "é" * 200  # as a cell it is cut, between characters
+
+
 def test_tables(fake):
     status = {"state": "ready", "version": "0.1.0", "uptime_s": 3.5, "ducks": [DUCK], "models": [MODEL], "sessions": 1, "jobs": 2}
     daemon = fake(status=status, duck__list={"ducks": [DUCK]}, model__list={"models": [MODEL]}, cache__list={"slots": []},
                   job__list={"jobs": [{"id": 4, "kind": "load", "model": "m", "layer": None, "state": "failed", "progress": 0.25,
-                                       "error": {"name": "BUSY", "message": "no"}}]}, session__list={"sessions": []})
+                                       "error": {"name": "BAD_CHECKPOINT", "message": LONG, "rows": 3}}]}, session__list={"sessions": []})
     assert ctl(daemon, "status") == status
     text = run("--socket", daemon.path, "status").stdout
     assert "fp9d 0.1.0 is ready" in text and "3.0 GiB" in text and "\033" not in text
@@ -184,7 +189,12 @@ def test_tables(fake):
     assert ctl(daemon, "model", "show", "n", status=1)["error"]["name"] == "NO_SUCH"
     assert run("--socket", daemon.path, "cache", "list").stdout == "no slots\n"
     jobs = run("--socket", daemon.path, "job", "list").stdout.splitlines()
-    assert jobs[1].split() == ["4", "load", "m", "-", "failed", "25", "%", "-", "-", "no"]
+    before = ["4", "load", "m", "-", "failed", "25", "%", "-", "-"]
+    words = jobs[1].split()
+    assert words[:len(before)] == before and words[len(before)].startswith("xé") and words[len(before)].endswith("é...")
+    assert len(words[len(before)].encode()) in (126, 127) and LONG.startswith(words[len(before)][:-3])
+    shown = run("--socket", daemon.path, "job", "show", "4").stdout
+    assert f"error: BAD_CHECKPOINT: {LONG}\n" in shown and "rows" not in shown
     for words in (["duck", "list"], ["model", "list"], ["session", "list"]):
         assert run("--socket", daemon.path, *words).returncode == 0
 
@@ -311,7 +321,6 @@ def test_bench_paths(fake):
     asked = [opened.get("ring") for opened in daemon.seen("session.open")]
     assert asked == [True, None]
     assert ctl(daemon, "bench", "m", "--ring", status=1)["error"]["name"] == "NOT_READY"
-    assert ctl(daemon, "bench", "m", "--ring", "--json-path", status=1)["error"]["name"] == "BAD_REQUEST"
 
 
 def test_bench_refused(fake):
