@@ -115,6 +115,9 @@ struct core_model {
     char cache[16];               /* hit, partial, miss: of the last load */
     char reason[CORE_REASON_MAX]; /* of the last load */
     struct core_was was;
+    /* Finished slots of a load that ended early, under a key that stands for files: of no use once these have changed. */
+    bool left;
+    uint8_t left_key[DIGEST_SIZE];
     struct err error; /* why it is not ready; code 0: nothing */
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
@@ -174,6 +177,7 @@ struct core_job {
     bool *digest;                   /* owned, [layers]: layers whose weights are to be read in CORE_PHASE_DIGEST */
     struct arch *arch;              /* owned, during CORE_PHASE_DIGEST */
     uint8_t begun_key[DIGEST_SIZE]; /* under which it sends slots */
+    bool begun_provisional;
     /* What the weights turned out to be: from the stream's end on. */
     bool key_known;
     uint8_t key[DIGEST_SIZE];

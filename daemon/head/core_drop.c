@@ -188,6 +188,35 @@ int core_invalidate(struct core *core, uint64_t now, const char *who, const char
     return 0;
 }
 
+/* ---- what loads have left ---- */
+
+void core_drop_left(struct core *core, struct core_model *model, const uint8_t key[DIGEST_SIZE])
+{
+    struct core_drop *drop;
+    if (!model->left)
+        return;
+    if (memcmp(model->left_key, key, DIGEST_SIZE) != 0 && !core_model_sharing(core, model, model->left_key)) {
+        if (drop_new(core, &drop, NULL) < 0)
+            return; /* the next time */
+        memcpy(drop->key, model->left_key, DIGEST_SIZE);
+        snprintf(drop->why, sizeof drop->why, "left by a load that ended early, of files that have changed since");
+        for (uint32_t i = 0; i < core->duck_count; i++)
+            if (holds_key(&core->ducks[i], drop->key))
+                drop_send(core, drop, i);
+        drop_sent(core, drop);
+    }
+    model->left = false;
+}
+
+void core_drop_leave(struct core *core, struct core_model *model, const struct core_job *job)
+{
+    if (!job->begun_provisional)
+        return;
+    core_drop_left(core, model, job->begun_key);
+    model->left = true;
+    memcpy(model->left_key, job->begun_key, DIGEST_SIZE);
+}
+
 /* ---- ducks that were not there ---- */
 
 /* Remembered until the duck is back. What was known of its slots goes at once. */

@@ -176,6 +176,7 @@ int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *er
         char time[CORE_TIME_MAX];
         core_lost(core, job->begun_key, CORE_NONE, CORE_NONE, "unfinished: job %" PRIu64 " was cancelled at %s", id,
                   core_time_text(core, now, time));
+        core_drop_leave(core, model, job);
     }
     if (model->state != CORE_MODEL_READY && !core_model_return(core, model)) {
         model->state = CORE_MODEL_FAILED;

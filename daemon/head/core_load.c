@@ -218,9 +218,11 @@ void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const
         model->state = comes_back ? CORE_MODEL_DEGRADED : CORE_MODEL_FAILED;
         err_copy(&model->error, err);
     }
-    if (job->phase == CORE_PHASE_PREPARE)
+    if (job->phase == CORE_PHASE_PREPARE) {
         core_lost(core, job->begun_key, CORE_NONE, CORE_NONE, "unfinished: job %llu failed: %.120s", (unsigned long long)job->id,
                   err->message);
+        core_drop_leave(core, model, job);
+    }
     core_job_end(core, now, job, CORE_JOB_FAILED, err);
     if (model->state == CORE_MODEL_FAILED && !model->plan && !model->registered)
         model->used = false; /* it never came to anything: its job has the error */
@@ -265,6 +267,7 @@ void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
         memcpy(model->was.key, model->key, DIGEST_SIZE);
         core_loss_forget(core, model->key);
         core_loss_forget(core, job->begun_key);
+        core_drop_left(core, model, model->key);
         core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, job->model);
     } else if (job->layer != CORE_NONE || job->memory) {
         core_loss_forget_whole(core, job->begun_key); /* it was not cut */
@@ -315,6 +318,7 @@ static void plan(struct core *core, uint64_t now, struct core_job *job, struct a
     job->phase = CORE_PHASE_PREPARE;
     job->streaming = true;
     memcpy(job->begun_key, model->key, DIGEST_SIZE);
+    job->begun_provisional = model->provisional;
     char time[CORE_TIME_MAX];
     core_lost(core, model->key, CORE_NONE, CORE_NONE, "unfinished: the %s begun at %s was cut", job->kind, core_time_text(core, now, time));
     core_push(core, CORE_ACT_STREAM, CORE_NONE, job->id);

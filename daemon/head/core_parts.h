@@ -101,6 +101,11 @@ const struct core_model *core_model_sharing(const struct core *core, const struc
 int core_assign(const struct core *core, const struct core_wants *wants, uint32_t *ret_duck_of_rank, struct err *err);
 void core_session_model_gone(struct core *core, uint64_t now, uint32_t model, const struct err *err);
 /* Applies what it was absent for, before anything counts on its slots. */
+/* A load ends early: its finished slots stay for the next one, if that begins under the same key. Those that an earlier one has left under
+ * another key go. */
+void core_drop_leave(struct core *core, struct core_model *model, const struct core_job *job);
+/* What loads have left goes, unless it is under `key`. */
+void core_drop_left(struct core *core, struct core_model *model, const uint8_t key[DIGEST_SIZE]);
 void core_drop_duck_up(struct core *core, uint32_t duck);
 void core_drop_duck_lost(struct core *core, uint32_t duck);
 void core_err_duck_lost(const struct core *core, uint32_t duck, const char *phase, uint32_t layer, struct err *err);

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -223,6 +224,33 @@ def test_killed_anywhere(fleet, model):
         rounds.append(time.monotonic() - begun)
     print(f"{ROUNDS} rounds, {resumed} went on from finished slots; median {np.median(rounds):.2f} s, longest {max(rounds):.2f} s")
     assert ROUNDS < 20 or resumed, "no round has met a load half done: the moments are wrong"
+
+
+def test_loads_that_fail_leave_nothing_for_ever(make_daemon, model, tmp_path):
+    """Each attempt meets other files than the one before: what that one has finished is of no use any more and goes."""
+    own = str(tmp_path / "own")
+    shutil.copytree(model, own)
+    shard = next(os.path.join(own, name) for name in sorted(os.listdir(own)) if name.endswith(".safetensors"))
+    daemon = make_daemon(ducks=DUCKS)
+    with Rpc(daemon.socket) as rpc:
+        key, left = load(rpc, own)["model_key"], 0
+        for attempt in range(5):
+            os.utime(shard, (attempt, attempt))
+            job = rpc.call("model.load", path=own, **PLAN, force=True)["job"]
+            deadline = time.monotonic() + 20 * SLOW
+            while time.monotonic() < deadline:
+                others = {s["model_key"] for s in rpc.call("cache.list")["slots"] if s["state"] == "finished"} - {key}
+                if others or rpc.call("job.list")["jobs"][-1]["state"] == "done":
+                    break
+            try:
+                rpc.call("job.cancel", job=job)
+            except RpcError:
+                pass  # it was faster
+            left += bool({s["model_key"] for s in rpc.call("cache.list")["slots"]} - {key})
+            assert len({s["model_key"] for s in rpc.call("cache.list")["slots"]} - {key}) <= 1
+        assert left, "no attempt was met half done"
+        done = load(rpc, own, force=True)
+        daemon.wait_for("what is left to go", lambda: {s["model_key"] for s in rpc.call("cache.list")["slots"]} == {done["model_key"]})
 
 
 # ---- restarts
