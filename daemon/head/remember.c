@@ -1,5 +1,6 @@
 #include "daemon/head/remember.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,8 @@ struct remember {
     bool superseded; /* a later word on the same model is on its way */
     unsigned failures;
     int result;
+    struct err err;            /* the disk worker's while running */
+    char why[ERR_MESSAGE_MAX]; /* the last attempt failed */
     uint64_t again_ns;
 };
 
@@ -29,6 +32,7 @@ static void run(void *user)
     struct err err = {0};
     task->result =
         task->forget ? db_forget_model(task->head->db, task->model.name, &err) : db_save_model(task->head->db, &task->model, &err);
+    task->err = err;
     if (task->result < 0 && !task->failures)
         log_error("db", "model %s is not %s: %s; this is tried again", task->model.name, task->forget ? "forgotten" : "remembered",
                   err.message);
@@ -61,6 +65,7 @@ static void done(void *user)
     char name[sizeof task->model.name];
     memcpy(name, task->model.name, sizeof name);
     task->running = false;
+    snprintf(task->why, sizeof task->why, "%s", task->err.message);
     task->failures++;
     task->again_ns = clock_now_ns() + REMEMBER_AGAIN;
     if (task->result == 0 || task->superseded)
@@ -111,6 +116,14 @@ bool remember_pending(const struct head *head, const char *model)
         if (task->running && !task->failures && strcmp(task->model.name, model) == 0)
             return true;
     return false;
+}
+
+const char *remember_failing(const struct head *head, const char *model)
+{
+    for (const struct remember *task = head->remembered; task; task = task->next)
+        if (task->why[0] && (!model || strcmp(task->model.name, model) == 0))
+            return task->why;
+    return NULL;
 }
 
 void remember_tick(struct head *head, uint64_t now)

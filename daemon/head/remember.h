@@ -10,6 +10,8 @@ void remember_model(struct head *head, const struct core_model *model, bool forg
 /* A first attempt to write something about that model is under way. Whoever waits for a load is answered after it: what was reported as
  * loaded comes back after a kill at that very moment. */
 bool remember_pending(const struct head *head, const char *model);
+/* Why what is to be written of that model (NULL: of any) could not be written yet; NULL: it is. */
+const char *remember_failing(const struct head *head, const char *model);
 void remember_tick(struct head *head, uint64_t now);
 /* After the workers have ended. */
 void remember_free_all(struct head *head);

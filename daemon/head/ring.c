@@ -7,6 +7,7 @@
 #include <sys/eventfd.h>
 
 #include "daemon/head/control.h"
+#include "daemon/head/metrics.h"
 #include "daemon/head/step.h"
 #include "proto/base/clock.h"
 #include "proto/base/futex.h"
@@ -74,6 +75,7 @@ static void publish(struct head *head, struct ring_host *ring, uint32_t index)
 static void fail(struct head *head, struct ring_host *ring, uint32_t index, const struct err *err)
 {
     struct ring_slot *slot = &ring->memory->slots[index];
+    metrics_error(head, err);
     write_text(&slot->text, err);
     slot->answer.failed = 1;
     publish(head, ring, index);

@@ -80,11 +80,24 @@ void waiters_client_gone(struct waiters *waiters, uint64_t client)
     }
 }
 
+/* What was asked for is done; that a restart of fp9d may not know of it is said. */
+static void warn_unwritten(json_t *result, const char *why)
+{
+    if (why)
+        json_object_set_new(
+            result, "warning",
+            json_sprintf("not written down: %s; this is tried again, and a restart of fp9d before would not know of it", why));
+}
+
 static void answer(struct head *head, const struct waiter *waiter, const struct core_job *job)
 {
     if (job->state == CORE_JOB_DONE) {
         json_t *result = job->result ? json_loads(job->result, 0, NULL) : NULL;
-        control_reply(head->control, waiter->client, waiter->id, result ? result : json_object(), -1);
+        if (!result)
+            result = json_object();
+        if (job->model != CORE_NONE)
+            warn_unwritten(result, remember_failing(head, job->model_name));
+        control_reply(head->control, waiter->client, waiter->id, result, -1);
         return;
     }
     struct err err = {0};
@@ -176,6 +189,7 @@ static void written_run(void *user)
 static void written_done(void *user)
 {
     struct written *written = user;
+    warn_unwritten(written->result, remember_failing(written->head, NULL));
     control_reply(written->head->control, written->client, written->id, written->result, -1);
     json_decref(written->id);
     free(written);

@@ -696,7 +696,7 @@ def test_state_directory_is_full(build, tmp_path, small_disk, model):
     try:
         with Rpc(daemon.socket) as rpc:
             first = load(rpc, model)
-            assert first["cache"] == "miss"
+            assert first["cache"] == "miss" and "not written down" in first["warning"] and "full" in first["warning"], first
             true_slots, true_outputs = slots(rpc), outputs(rpc)
             daemon.wait_for("the complaint", lambda: re.search(r"model model is not remembered: .*fp9d\.db.* full", daemon.log()))
             assert state(rpc) == "ready" and load(rpc, model)["cache"] == "hit"
@@ -708,6 +708,8 @@ def test_state_directory_is_full(build, tmp_path, small_disk, model):
             again = load(rpc, model)
             assert (again["cache"], again["bytes_sent"]) == ("hit", 0), again
             assert outputs(rpc) == true_outputs
+            assert "not written down" in rpc.call("model.unload", model="model")["warning"]
+            assert load(rpc, model)["cache"] == "hit"
             os.unlink(f"{seen}/filler")
             daemon.wait_for("the second attempt", lambda: "model model is remembered now" in daemon.log())
         daemon.kill()
@@ -715,7 +717,8 @@ def test_state_directory_is_full(build, tmp_path, small_disk, model):
         with Rpc(daemon.socket) as rpc:
             wait_ready(daemon, rpc)
             assert slots(rpc) == true_slots and outputs(rpc) == true_outputs
-            assert load(rpc, model)["bytes_sent"] == 0
+            hit = load(rpc, model)
+            assert hit["bytes_sent"] == 0 and "warning" not in hit, hit
         # Complaints do not pile up.
         assert daemon.log().count("model model is not remembered") == 2, daemon.log()
         daemon.stop()
