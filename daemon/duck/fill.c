@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/duck/ignored.h"
 #include "proto/base/bytes.h"
 #include "proto/base/size.h"
 
@@ -23,8 +24,7 @@ struct fill {
 struct fills {
     struct wbuf *wbuf; /* borrowed */
     struct fill fills[FILLS_MAX];
-    uint64_t ignored[FILL_IGNORED_MAX]; /* requests that failed; a ring, the oldest is forgotten */
-    uint32_t ignored_count, ignored_next;
+    struct ignored ignored; /* requests that failed */
     uint64_t serial;
     uint32_t out;           /* works */
     struct fill_work *idle; /* owned; for the next frames */
@@ -178,37 +178,7 @@ bool fills_active(const struct fills *fills)
     return false;
 }
 
-/* ---- requests that failed ----------------------------------------------------------------------- */
-
-static uint64_t *ignored_find(struct fills *fills, uint64_t request)
-{
-    for (uint32_t i = 0; i < fills->ignored_count; i++)
-        if (fills->ignored[i] == request)
-            return &fills->ignored[i];
-    return NULL;
-}
-
-static void ignore(struct fills *fills, uint64_t request)
-{
-    if (ignored_find(fills, request))
-        return;
-    if (fills->ignored_count < FILL_IGNORED_MAX) {
-        fills->ignored[fills->ignored_count++] = request;
-        return;
-    }
-    fills->ignored[fills->ignored_next] = request;
-    fills->ignored_next = (fills->ignored_next + 1) % FILL_IGNORED_MAX;
-}
-
-static bool ignored_forget(struct fills *fills, uint64_t request)
-{
-    uint64_t *at = ignored_find(fills, request);
-    if (at)
-        *at = fills->ignored[--fills->ignored_count];
-    if (fills->ignored_next >= fills->ignored_count)
-        fills->ignored_next = 0;
-    return at != NULL;
-}
+/* ---- fills by request ----------------------------------------------------------------------------- */
 
 static struct fill *fill_find(struct fills *fills, uint64_t request)
 {
@@ -220,7 +190,7 @@ static struct fill *fill_find(struct fills *fills, uint64_t request)
 
 static int no_such(struct fills *fills, uint64_t request, struct err *err)
 {
-    ignore(fills, request);
+    ignored_add(&fills->ignored, request);
     return err_set(err, -EPROTO, ERR_BAD_REQUEST, "request %llu: no PREPARE_BEGIN came before", (unsigned long long)request);
 }
 
@@ -312,14 +282,14 @@ static int begin(struct fills *fills, uint64_t request, const struct msg_prepare
 
 int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_begin *words, struct err *err)
 {
-    ignored_forget(fills, request);
+    ignored_forget(&fills->ignored, request);
     int r = begin(fills, request, words, err);
     if (r == 0)
         return 0;
     struct fill *fill = fill_find(fills, request); /* a second BEGIN spoils the first */
     if (fill)
         fill_drop(fills, fill);
-    ignore(fills, request);
+    ignored_add(&fills->ignored, request);
     return err_prefix(err, "prepare of layer %u", words->layer);
 }
 
@@ -462,13 +432,13 @@ static int fill_rows(struct fills *fills, uint64_t request, const struct source 
     *ret_work = NULL;
     struct fill *fill = fill_find(fills, request);
     if (!fill)
-        return ignored_find(fills, request) ? 0 : no_such(fills, request, err);
+        return ignored_has(&fills->ignored, request) ? 0 : no_such(fills, request, err);
     int r = take_rows(fills, fill, source, ret_work, err);
     if (r == 0)
         return 0;
     uint32_t layer = wbuf_describe(fills->wbuf, fill->slot).layer;
     fill_drop(fills, fill);
-    ignore(fills, request);
+    ignored_add(&fills->ignored, request);
     return err_prefix(err, "prepare of layer %u", layer);
 }
 
@@ -512,7 +482,7 @@ int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DI
 {
     const struct fill *fill = fill_find(fills, request);
     if (!fill)
-        return ignored_find(fills, request) ? 0 : no_such(fills, request, err);
+        return ignored_has(&fills->ignored, request) ? 0 : no_such(fills, request, err);
     wbuf_set_sources(fills->wbuf, fill->slot, sources);
     return 0;
 }
@@ -522,7 +492,7 @@ int fill_end(struct fills *fills, uint64_t request, struct fill_work **ret_work,
     *ret_work = NULL;
     struct fill *fill = fill_find(fills, request);
     if (!fill)
-        return ignored_forget(fills, request) ? 0 : no_such(fills, request, err);
+        return ignored_forget(&fills->ignored, request) ? 0 : no_such(fills, request, err);
     int r = 0;
     if (fill->tiles_left > 0)
         r = missing(fills, fill, err);
@@ -556,7 +526,7 @@ int fill_done(struct fills *fills, struct fill_work *work, struct msg_slot *ret_
     if (fill && work->code < 0) {
         err_copy(err, &work->err);
         if (!fill->ending) /* else no frame of it comes any more */
-            ignore(fills, fill->request);
+            ignored_add(&fills->ignored, fill->request);
         fill_drop(fills, fill);
         r = err_prefix(err, "prepare of layer %u", work->layer);
     } else if (fill && work->kind == FILL_SUMS) {
@@ -582,7 +552,7 @@ void fills_drop(struct fills *fills, const uint8_t *model_key, uint64_t ret_requ
         if (model_key && memcmp(slot.model_key, model_key, DIGEST_SIZE) != 0)
             continue;
         if (!fill->ending)
-            ignore(fills, fill->request);
+            ignored_add(&fills->ignored, fill->request);
         ret_requests[(*ret_count)++] = fill->request;
         fill_drop(fills, fill);
     }
@@ -593,5 +563,5 @@ void fill_abort(struct fills *fills, uint64_t request)
     struct fill *fill = fill_find(fills, request);
     if (fill)
         fill_drop(fills, fill);
-    ignored_forget(fills, request);
+    ignored_forget(&fills->ignored, request);
 }

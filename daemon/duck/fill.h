@@ -12,7 +12,6 @@
 #include "daemon/duck/wbuf.h"
 
 #define FILLS_MAX 16
-#define FILL_IGNORED_MAX 64
 
 struct fills;
 
