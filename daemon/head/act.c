@@ -47,6 +47,7 @@ static void job_changed(struct head *head, uint64_t id)
     if (core_job_over(job) && job->model == CORE_NONE) {
         log_write(job->state == CORE_JOB_DONE ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, "job", "%llu: %s of %s %s%s%s", (unsigned long long)id,
                   job->kind, job->model_name, core_job_state_text(job->state), job->err.code ? ": " : "", job->err.message);
+        metrics_job_over(head, job);
         jobs_ended(head, job);
     } else if (core_job_over(job)) {
         const struct core_model *model = &head->core->models[job->model];
@@ -80,7 +81,7 @@ static void step_done_and_counted(struct head *head, uint64_t session, uint32_t 
 static void start_load(struct head *head, uint64_t id)
 {
     const struct core_job *job = core_job_find(head->core, id);
-    if (job && !job->started_ns) /* else it opens anew */
+    if (job && !job->opened_ns) /* else it opens anew */
         events_job(head, job, true);
     load_open(head, id);
 }

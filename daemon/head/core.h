@@ -187,6 +187,7 @@ struct core_job {
     size_t rekey_count, rekey_done;
     bool streaming; /* the loader works for it: it may end only when the loader has let go */
     uint64_t queued_ns, started_ns, ended_ns;
+    uint64_t opened_ns; /* of a load: its checkpoint was opened, so that bytes can come from then on; 0: not yet */
     uint64_t total_bytes, read_bytes, sent_bytes; /* checkpoint bytes to read; read; sent to ducks */
     uint64_t session;                             /* of a batch: the one it lives with */
     uint64_t total_tokens, done_tokens;           /* of a batch */

@@ -78,7 +78,7 @@ void core_duck_up(struct core *core, uint64_t now, uint32_t index, const struct 
     duck->failures = 0;
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
         core_model_reconcile(core, now, i);
-    core_job_start_queued(core);
+    core_job_start_queued(core, now);
 }
 
 void core_duck_lost(struct core *core, uint64_t now, uint32_t index, const char *reason)
@@ -100,7 +100,7 @@ void core_duck_lost(struct core *core, uint64_t now, uint32_t index, const char 
     core_drop_duck_lost(core, index);
     core_session_duck_lost(core, now, index);
     core_model_duck_lost(core, now, index);
-    core_job_start_queued(core);
+    core_job_start_queued(core, now);
 }
 
 void core_duck_room(struct core *core, uint32_t index, uint64_t *ranges, size_t count)
@@ -166,7 +166,7 @@ void core_tick(struct core *core, uint64_t now)
     core_deadlines(core, now);
     for (uint32_t i = 0; i < core->duck_count; i++)
         tick(core, now, i);
-    core_job_start_queued(core); /* waiting may be over by time alone */
+    core_job_start_queued(core, now); /* waiting may be over by time alone */
     for (uint32_t i = 0; i < core->duck_count; i++)
         core_mirror_tick(core, now, i);
 }

@@ -129,7 +129,7 @@ static bool fleet_unknown(const struct core *core, bool registered)
     return false;
 }
 
-void core_job_start_queued(struct core *core)
+void core_job_start_queued(struct core *core, uint64_t now)
 {
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         struct core_job *job = &core->jobs[i];
@@ -137,6 +137,7 @@ void core_job_start_queued(struct core *core)
             continue;
         job->state = CORE_JOB_RUNNING;
         job->phase = CORE_PHASE_OPEN;
+        job->started_ns = now > job->queued_ns ? now : job->queued_ns; /* it may be the time of the last tick */
         core_push(core, CORE_ACT_OPEN, CORE_NONE, job->id);
         core_job_changed(core, job->id);
     }
@@ -155,7 +156,7 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
         core_push(core, CORE_ACT_STREAM_CANCEL, CORE_NONE, job->id);
     recall_notices(core, job->id);
     core_job_changed(core, job->id);
-    core_job_start_queued(core); /* those that waited for it */
+    core_job_start_queued(core, now); /* those that waited for it */
 }
 
 int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *err)

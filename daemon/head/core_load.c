@@ -126,7 +126,7 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
     }
     model->registered |= registered;
     *ret_job = job->id;
-    core_job_start_queued(core);
+    core_job_start_queued(core, now);
     return 0;
 }
 
@@ -163,7 +163,7 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
         return r;
     job->layer = layer;
     *ret_job = job->id;
-    core_job_start_queued(core);
+    core_job_start_queued(core, now);
     return 0;
 }
 static int check_same_plan(const struct core_model *model, const struct core_load_request *request, struct err *err)
@@ -205,7 +205,7 @@ int core_prepare_memory(struct core *core, uint64_t now, const struct core_load_
     job->layer = layer;
     job->memory = true;
     *ret_job = job->id;
-    core_job_start_queued(core);
+    core_job_start_queued(core, now);
     return 0;
 }
 
@@ -332,7 +332,7 @@ void core_load_opened(struct core *core, uint64_t now, uint64_t id, struct arch 
         arch_free(arch);
         return;
     }
-    job->started_ns = now;
+    job->opened_ns = now;
     plan(core, now, job, arch, checkpoint);
 }
 

@@ -1,11 +1,13 @@
 /* PURE. What was known of a duck's slots against what its header says when it comes up. The header is right; the difference is counted for
  * the log, and what is gone is noted with the reason. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/head/core_parts.h"
 #include "proto/base/clock.h"
+#include "proto/base/size.h"
 
 #define MIRROR_EVERY (1 * CLOCK_NS_PER_S)
 
@@ -38,19 +40,44 @@ static bool among(const struct msg_slot *slot, const struct msg_slot *slots, siz
     return false;
 }
 
+#define CHANGE_MAX 96
+
+/* What of a duck is another one now: cores and kernels, the weight buffer's size, or both. False: nothing. */
+static bool change_text(const struct msg_hello_duck *was, const struct msg_hello_duck *is, char text[CHANGE_MAX])
+{
+    char before[32], after[32];
+    bool cores = was->cores != is->cores || strcmp(was->isa, is->isa) != 0, size = was->capacity_bytes != is->capacity_bytes;
+    text[0] = '\0';
+    if (cores)
+        snprintf(text, CHANGE_MAX, "%u core%s %s -> %u core%s %s", was->cores, was->cores == 1 ? "" : "s", was->isa, is->cores,
+                 is->cores == 1 ? "" : "s", is->isa);
+    if (size) {
+        size_format(was->capacity_bytes, before, sizeof before);
+        size_format(is->capacity_bytes, after, sizeof after);
+        if (strcmp(before, after) == 0) { /* rounded */
+            snprintf(before, sizeof before, "%" PRIu64, was->capacity_bytes);
+            snprintf(after, sizeof after, "%" PRIu64 " bytes", is->capacity_bytes);
+        }
+        size_t used = strlen(text);
+        snprintf(text + used, CHANGE_MAX - used, "%sweight buffer %s -> %s", cores ? ", " : "", before, after);
+    }
+    return cores || size;
+}
+
 static void explain_loss(struct core *core, uint32_t index, const struct msg_hello_duck *hello, const struct msg_slot *slot)
 {
     const struct core_duck *duck = &core->ducks[index];
     const struct msg_hello_duck *was = &duck->hello;
     const struct core_loss *known = core_loss_find(core, slot->model_key, index, slot->layer);
+    char change[CHANGE_MAX];
     bool same_buffer = strcmp(was->boot_id, hello->boot_id) == 0;
     if (same_buffer && known && known->duck == index)
         return; /* fp9d was killed before its mirror followed: why is known better */
     if (same_buffer)
         core_lost(core, slot->model_key, index, slot->layer, "duck %s: slot of layer %u is gone from its header", duck->name, slot->layer);
-    else if (was->cores != hello->cores || was->capacity_bytes != hello->capacity_bytes || strcmp(was->isa, hello->isa) != 0)
-        core_lost(core, slot->model_key, index, CORE_NONE, "duck %s was replaced (%u cores %s -> %u cores %s, boot id %.8s -> %.8s)",
-                  duck->name, was->cores, was->isa, hello->cores, hello->isa, was->boot_id, hello->boot_id);
+    else if (change_text(was, hello, change))
+        core_lost(core, slot->model_key, index, CORE_NONE, "duck %s was replaced (%s, boot id %.8s -> %.8s)", duck->name, change,
+                  was->boot_id, hello->boot_id);
     else
         core_lost(core, slot->model_key, index, CORE_NONE, "duck %s rebooted, its weight buffer is a new one (boot id %.8s -> %.8s)",
                   duck->name, was->boot_id, hello->boot_id);

@@ -53,7 +53,7 @@ void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck);
 void core_session_model_ready(struct core *core, uint32_t model);
 void core_job_free(struct core_job *job); /* what it owns */
 void core_job_changed(struct core *core, uint64_t id);
-void core_job_start_queued(struct core *core);
+void core_job_start_queued(struct core *core, uint64_t now);
 void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum core_job_state state, const struct err *err);
 /* Whether there is room for one more (core_admit.c). */
 int core_admit_session(const struct core *core, uint64_t client, const struct core_model *model, struct err *err);

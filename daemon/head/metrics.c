@@ -62,6 +62,8 @@ void metrics_job_over(struct head *head, const struct core_job *job)
     static const char *const caches[METRICS_CACHES] = {"hit", "partial", "miss"};
     struct metrics *metrics = head->metrics;
     metrics->jobs[job->state]++;
+    if (job->model == CORE_NONE)
+        return; /* what a verify reads is slots */
     metrics->read_bytes += job->read_bytes;
     metrics->sent_bytes += job->sent_bytes;
     for (size_t i = 0; job->state == CORE_JOB_DONE && i < METRICS_CACHES; i++)
@@ -168,7 +170,7 @@ void metrics_bytes(const struct head *head, uint64_t *ret_read, uint64_t *ret_se
     *ret_sent = head->metrics->sent_bytes;
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++) {
         const struct core_job *job = &head->core->jobs[i];
-        if (!job->used || core_job_over(job))
+        if (!job->used || core_job_over(job) || job->model == CORE_NONE)
             continue;
         *ret_read += job->read_bytes;
         *ret_sent += job->sent_bytes;

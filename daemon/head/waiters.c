@@ -116,7 +116,8 @@ static void notify(struct head *head, struct waiter *waiter, const struct core_j
         return;
     waiter->notified_ns = now;
     waiter->phase = phase;
-    double seconds = job->started_ns && now > job->started_ns ? (double)(now - job->started_ns) / 1e9 : 0;
+    uint64_t since = job->opened_ns ? job->opened_ns : job->started_ns;
+    double seconds = since && now > since ? (double)(now - since) / 1e9 : 0;
     bool tokens = job->total_tokens;
     uint64_t done = tokens ? job->done_tokens : job->read_bytes, total = tokens ? job->total_tokens : job->total_bytes;
     double rate = seconds > 0 ? (double)done / seconds : 0;

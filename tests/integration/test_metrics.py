@@ -43,6 +43,10 @@ def test_steps_are_counted_where_they_belong(served):
     before = served.ok("metrics")
     assert before["steps"] == {"straggler": None} and before["cache"] == {"hit": 0, "partial": 0, "miss": 1}, before
     assert before["jobs"]["done"] == 1 and before["bytes_read"] > 0 and before["bytes_sent"] > 0, before
+    served.ok("cache", "verify")
+    verified = served.ok("metrics")
+    assert verified["jobs"]["done"] == 2 and verified["bytes_read"] == before["bytes_read"], verified
+    assert 'fp9_jobs_ended_total{state="done"} 2' in text_of(served)
     served.ok("bench", "shakespeare", "--tokens", TOKENS)
     served.ok("bench", "shakespeare", "--prefill", 64, "--tokens", 2)
     after = served.ok("metrics")

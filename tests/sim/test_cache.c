@@ -161,7 +161,7 @@ static void test_reboot_and_replacement(void **state)
     sim.ducks[duck].capacity *= 2;
     sim_kill(&sim, duck, "power");
     sim_run(&sim, 5 * CLOCK_NS_PER_S);
-    reason_is(&sim, "partial", "was replaced (1 cores ref -> 1 cores ref, boot id boot-1 -> boot-2) (4 slots)");
+    reason_is(&sim, "partial", "was replaced (weight buffer 64.0 MiB -> 128 MiB, boot id boot-1 -> boot-2) (4 slots)");
 
     sim.ducks[duck].slot_count--;
     sim_kill(&sim, duck, "bit rot");

@@ -228,6 +228,30 @@ static void test_earlier_lives(void **state)
     sim_stop(&sim);
 }
 
+/* A load has started when its checkpoint is being opened, whatever comes of that. */
+static void test_started_when_it_opens(void **state)
+{
+    (void)state;
+    struct sim sim;
+    sim_start(&sim, 2, SPACE);
+    struct core_load_request request = {.path = "/bad", .tp = 2, .multiple_of = 64};
+    struct err err = {0};
+    uint64_t id;
+    assert_int_equal(core_load(sim.core, sim.now, &request, &id, &err), 0);
+    const struct core_job *job = core_job_find(sim.core, id);
+    assert_int_equal(job->state, CORE_JOB_RUNNING);
+    assert_true(job->started_ns == sim.now && job->started_ns >= job->queued_ns && !job->opened_ns);
+    err_set(&err, -EINVAL, ERR_BAD_CHECKPOINT, "/bad: nothing there");
+    core_load_open_failed(sim.core, sim.now + 5, id, &err);
+    assert_int_equal(job->state, CORE_JOB_FAILED);
+    assert_true(job->started_ns == sim.now && job->ended_ns == sim.now + 5 && !job->opened_ns);
+    /* Bytes are counted from when they can come. */
+    id = sim_load_begin(&sim, "tiny", 2, 64);
+    job = core_job_find(sim.core, id);
+    assert_true(job->opened_ns >= job->started_ns && job->started_ns == sim.now);
+    sim_stop(&sim);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -238,6 +262,7 @@ int main(void)
         cmocka_unit_test(test_session_limits),
         cmocka_unit_test(test_job_limit),
         cmocka_unit_test(test_earlier_lives),
+        cmocka_unit_test(test_started_when_it_opens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
