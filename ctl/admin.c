@@ -150,8 +150,11 @@ enum ctl_exit admin_verify(struct ctl *ctl, const struct parse_args *args)
         return r;
     if (!ctl_print_json(ctl, result)) {
         const json_t *unreached = json_object_get(result, "unreached");
-        printf("%lld slots checked, %zu bad\n", (long long)json_integer_value(json_object_get(result, "checked")),
-               json_array_size(json_object_get(result, "bad")));
+        long long checked = json_integer_value(json_object_get(result, "checked"));
+        printf("%lld slot%s checked, ", checked, checked == 1 ? "" : "s");
+        if (parse_option(args, "--full"))
+            printf("%lld compared with the checkpoint, ", (long long)json_integer_value(json_object_get(result, "compared")));
+        printf("%zu bad\n", json_array_size(json_object_get(result, "bad")));
         if (json_array_size(json_object_get(result, "bad")))
             table_print(json_object_get(result, "bad"), columns, COUNT(columns), "", ctl->color);
         for (size_t i = 0; i < json_array_size(unreached); i++)

@@ -131,9 +131,11 @@ enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
         char state[TABLE_TEXT_MAX], version[TABLE_TEXT_MAX], judges[JUDGES_TEXT];
         table_format(json_object_get(result, "state"), TABLE_TEXT, state);
         table_format(json_object_get(result, "version"), TABLE_TEXT, version);
-        printf("fp9d %s is %s, up %.0f s, %lld sessions%s, %lld jobs\n", version, state,
-               json_number_value(json_object_get(result, "uptime_s")), (long long)json_integer_value(json_object_get(result, "sessions")),
-               judges_text(result, judges), (long long)json_integer_value(json_object_get(result, "jobs")));
+        long long sessions = json_integer_value(json_object_get(result, "sessions"));
+        long long jobs = json_integer_value(json_object_get(result, "jobs"));
+        printf("fp9d %s is %s, up %.0f s, %lld session%s%s, %lld job%s\n", version, state,
+               json_number_value(json_object_get(result, "uptime_s")), sessions, sessions == 1 ? "" : "s", judges_text(result, judges),
+               jobs, jobs == 1 ? "" : "s");
         show_timing_line(json_object_get(result, "timing"));
         putchar('\n');
         table_print(json_object_get(result, "ducks"), duck_columns, COUNT(duck_columns), "no ducks", ctl->color);

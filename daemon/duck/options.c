@@ -2,12 +2,14 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/utsname.h>
 
 #include "daemon/duck/cores.h"
 #include "daemon/duck/team.h"
+#include "daemon/duck/wbuf_format.h"
 #include "proto/base/clock.h"
 #include "proto/base/conf.h"
 #include "proto/base/size.h"
@@ -29,7 +31,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "      --members N         kernel threads, 1 to 64; one for each CPU if not given\n"
                            "      --check-config      check options and configuration, and exit\n"
                            "      --version           print the version and exit\n"
-                           "      --help              print this and exit\n"
+                           "  -h, --help              print this and exit\n"
                            "\n"
                            "For ducks that fp9d starts on its own machine:\n"
                            "      --link-fd N         connected stream socket to fp9d; the duck ends when it is closed\n"
@@ -37,7 +39,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "      --stage-fd N        memfd of fp9d's in which it shows rows that it has read\n"
                            "      --channel-fd N      memfd through which steps go, beside the link\n"
                            "      --bell-fd N         eventfd that wakes fp9d when an answer is in it; goes with --channel-fd\n"
-                           "      --name NAME         name shown in fp9ctl, the host's if not given\n"
+                           "      --name NAME         name in the log and the greeting, the host's if not given\n"
                            "\n"
                            "Without --link-fd it serves TCP, in plaintext, for which the configuration must say plaintext = yes.\n"
                            "\n"
@@ -157,6 +159,9 @@ static int check(const struct options *options, struct err *err)
         r = check_key_file(options->key_file, err);
     if (r == 0 && options->memory > INT64_MAX)
         r = err_set(err, -EINVAL, ERR_BAD_REQUEST, "memory is beyond 8 EiB");
+    if (r == 0 && options->memory && options->memory < WBUF_BYTES_MIN)
+        r = err_set(err, -EINVAL, ERR_BAD_REQUEST, "memory of %" PRIu64 " bytes: at least %" PRIu64 " are needed", options->memory,
+                    WBUF_BYTES_MIN);
     return r;
 }
 
@@ -180,7 +185,6 @@ enum {
     OPT_MEMBERS,
     OPT_CHECK_CONFIG,
     OPT_VERSION,
-    OPT_HELP,
     OPT_LINK_FD,
     OPT_WEIGHTS_FD,
     OPT_STAGE_FD,
@@ -198,7 +202,7 @@ static const struct option longs[] = {
     {"cores", required_argument, NULL, OPT_CORES},
     {"check-config", no_argument, NULL, OPT_CHECK_CONFIG},
     {"version", no_argument, NULL, OPT_VERSION},
-    {"help", no_argument, NULL, OPT_HELP},
+    {"help", no_argument, NULL, 'h'},
     {"link-fd", required_argument, NULL, OPT_LINK_FD},
     {"weights-fd", required_argument, NULL, OPT_WEIGHTS_FD},
     {"stage-fd", required_argument, NULL, OPT_STAGE_FD},
@@ -229,7 +233,7 @@ static int parse(int argc, char **argv, struct line *line)
 {
     int c;
     optind = 0;
-    while ((c = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
         switch (c) {
         case OPT_CONFIG: line->config = optarg; break;
         case OPT_LISTEN: line->listen = optarg; break;
@@ -246,7 +250,7 @@ static int parse(int argc, char **argv, struct line *line)
         case OPT_MEMBERS: line->members = optarg; break;
         case OPT_CHECK_CONFIG: line->check_config = true; break;
         case OPT_VERSION: printf("fp9-duck %s\n", FP9_VERSION); return 1;
-        case OPT_HELP: fputs(help, stdout); return 1;
+        case 'h': fputs(help, stdout); return 1;
         default: return usage(NULL, NULL);
         }
     }

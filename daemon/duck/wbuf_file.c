@@ -37,9 +37,9 @@ int wbuf_file_size(int fd, uint64_t bytes, uint64_t *ret_size, struct err *err)
             return err_errno(err, "weight buffer of %" PRIu64 " bytes", bytes);
         st.st_size = (off_t)bytes;
     }
-    if ((uint64_t)st.st_size < WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN)
+    if ((uint64_t)st.st_size < WBUF_BYTES_MIN)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "weight buffer: %lld bytes, at least %" PRIu64 " are needed", (long long)st.st_size,
-                       WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN);
+                       WBUF_BYTES_MIN);
     /* A file that shrinks under the mapping would kill us. A file that is no memfd cannot be sealed; its owner must be trusted. */
     (void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
     *ret_size = (uint64_t)st.st_size;

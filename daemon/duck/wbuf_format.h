@@ -10,6 +10,7 @@
 #define WBUF_VERSION 2 /* of this header; 2: checksums of a slot's parts behind its bytes */
 #define WBUF_DATA_OFFSET (UINT64_C(1) << 20)
 #define WBUF_REVOKED_MAX 64
+#define WBUF_BYTES_MIN (WBUF_DATA_OFFSET + WBUF_SLOT_ALIGN) /* of a whole buffer */
 
 struct wbuf_slot {
     uint32_t state; /* 0 free, enum msg_slot_state */

@@ -180,12 +180,21 @@ static void look_at_duck(struct head *head, uint32_t index)
     const struct about about = {.duck = duck->name};
     if (duck->state == CORE_DUCK_UP && *told != TOLD_UP) {
         *told = TOLD_UP;
-        tell(head, "duck.up", &about, "duck %s is up: %s, %u cores, %zu slots", duck->name, duck->hello.isa, duck->hello.cores,
-             duck->slot_count);
+        tell(head, "duck.up", &about, "duck %s is up: %s, %u core%s, %zu slot%s", duck->name, duck->hello.isa, duck->hello.cores,
+             duck->hello.cores == 1 ? "" : "s", duck->slot_count, duck->slot_count == 1 ? "" : "s");
     } else if (duck->state == CORE_DUCK_LOST && *told != TOLD_LOST && duck->lost_reason[0]) {
         *told = TOLD_LOST;
         tell(head, "duck.lost", &about, "duck %s is lost: %s", duck->name, duck->lost_reason);
     }
+}
+
+/* Its error without "model NAME: " in front, which the event's sentence has said. */
+static const char *error_text(const struct core_model *model)
+{
+    char named[CORE_NAME_MAX + 16];
+    snprintf(named, sizeof named, "model %s: ", model->name);
+    size_t length = strlen(named);
+    return model->error.message + (strncmp(model->error.message, named, length) == 0 ? length : 0);
 }
 
 static void look_at_model(struct head *head, uint32_t index)
@@ -198,8 +207,9 @@ static void look_at_model(struct head *head, uint32_t index)
     bool same = model->used && strcmp(model->name, name) == 0;
     if (same && *state == model->state)
         return;
-    if (name[0] && !same)
-        tell(head, "model.gone", &(struct about){.model = name}, "model %s is unloaded", name);
+    if (name[0] && !same) /* one that is unloaded while it loads has its job cancelled, and so its first load failed too */
+        tell(head, "model.gone", &(struct about){.model = name}, "model %s is %s", name,
+             *state == CORE_MODEL_LOADING ? "gone: its load failed" : "unloaded");
     name[0] = '\0';
     if (!model->used)
         return;
@@ -208,7 +218,7 @@ static void look_at_model(struct head *head, uint32_t index)
     char kind[32];
     snprintf(kind, sizeof kind, "model.%s", core_model_state_text(model->state));
     tell(head, kind, &(struct about){.model = name}, "model %s is %s%s%s", name, core_model_state_text(model->state),
-         model->error.code ? ": " : "", model->error.code ? model->error.message : "");
+         model->error.code ? ": " : "", model->error.code ? error_text(model) : "");
 }
 
 void events_look(struct head *head)

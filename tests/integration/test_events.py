@@ -42,7 +42,7 @@ def daemon(make_daemon):
     return make_daemon(ducks=2)
 
 
-def test_a_load_a_loss_a_return(daemon):
+def test_a_load_a_loss_a_return(daemon, tmp_path):
     listener = Listener(daemon)
     assert listener.answer["state"] in ("starting", "ready")
     load = daemon.ok("load", MODEL, "--name", "shakespeare", "--tp", 2, "--multiple-of", 64)
@@ -68,8 +68,14 @@ def test_a_load_a_loss_a_return(daemon):
     revoked = listener.wait("cache.revoked")
     assert revoked["duck"] == name and "uid" in revoked["message"]
     listener.wait("cache.lost")
+    daemon.ok("invalidate-cache", "--model", "shakespeare")
+    assert listener.wait("model.unloaded", model="shakespeare")["message"].count("shakespeare") == 1
     daemon.ok("unload", "shakespeare")
-    listener.wait("model.gone", model="shakespeare")
+    assert listener.wait("model.gone", model="shakespeare")["message"] == "model shakespeare is unloaded"
+    assert daemon.ctl("load", tmp_path, "--name", "bad").status == 1
+    assert listener.wait("model.gone", model="bad")["message"] == "model bad is gone: its load failed"
+    job = daemon.ok("job", "list")["jobs"][-1]
+    assert job["state"] == "failed" and job["queued"] <= job["started"] <= job["ended"], job
     listener.close()
 
 

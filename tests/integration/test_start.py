@@ -62,6 +62,17 @@ def test_check_config_starts_nothing(make_daemon):
     assert not os.path.exists(daemon.socket)
 
 
+def test_check_config_of_a_duck(make_daemon):
+    """What the start would refuse is refused before."""
+    duck = program(make_daemon(start=False).build, "fp9-duck")
+    for memory, status in (("1", 1), ("1M", 1), ("2M", 0)):
+        done = subprocess.run([duck, "--check-config", "--memory", memory], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=20 * SLOW)
+        assert done.returncode == status and ("at least 1052672 are needed" in done.stderr) == (status == 1), done
+    said = subprocess.run([duck, "-h"], stdout=subprocess.PIPE, text=True, timeout=20 * SLOW, check=True).stdout
+    assert said.startswith("Usage: fp9-duck")
+
+
 def test_socket_in_use(make_daemon):
     first = make_daemon(ducks=1)
     second = make_daemon(start=False)
