@@ -170,6 +170,14 @@ MODEL = {"name": "m", "path": "/m", "family": "qwen3_moe", "state": "ready", "tp
          "model_key": "ab" * 32, "layers": 3, "hidden_size": HIDDEN, "experts": 8, "cache": "hit", "layer_kinds": "dmm", "top_k": 2}
 
 
+def test_verify_in_words(fake):
+    daemon = fake(cache__verify={"checked": 12, "bad": [], "unreached": [], "uncompared": [], "compared": 8})
+    for more, words in (([], "12 slots checked, 0 bad\n"), (["--full"], "12 slots checked, 8 compared with the checkpoint, 0 bad\n")):
+        assert run("--socket", daemon.path, "cache", "verify", *more).stdout == words
+    daemon.answers["cache.verify"]["checked"] = 1
+    assert run("--socket", daemon.path, "cache", "verify").stdout == "1 slot checked, 0 bad\n"
+
+
 LONG = "x" + "é" * 200  # as a cell it is cut, between characters
 
 
@@ -180,7 +188,7 @@ def test_tables(fake):
                                        "error": {"name": "BAD_CHECKPOINT", "message": LONG, "rows": 3}}]}, session__list={"sessions": []})
     assert ctl(daemon, "status") == status
     text = run("--socket", daemon.path, "status").stdout
-    assert "fp9d 0.1.0 is ready" in text and "3.0 GiB" in text and "\033" not in text
+    assert "fp9d 0.1.0 is ready, up 4 s, 1 session, 2 jobs\n" in text and "3.0 GiB" in text and "\033" not in text
     rows = [line for line in text.splitlines() if line.startswith(("ID", "d1"))]
     assert len(rows) == 2 and rows[0].index("STATE") == rows[1].index("up")
     assert ctl(daemon, "duck", "show", "local0") == DUCK == ctl(daemon, "duck", "show", "d1")
