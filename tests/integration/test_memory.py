@@ -193,7 +193,11 @@ def test_everything_is_checked_as_on_disk(make_daemon, weights, bare, write, tmp
     daemon.refused("prepare", "m", "--path", bare, "--from", write(weights[1]), "--layer", 2, name="BAD_CHECKPOINT", words=["that layer"])
     daemon.refused("prepare", "m", "--path", bare, "--from", write(weights[1]), "--layer", 9, name="BAD_SHAPE", words=["layer 9"])
     daemon.refused("prepare", "new", "--from", write(weights[1]), name="NO_SUCH", words=["needs a path"])
-    daemon.refused("prepare", "m", "--path", bare, name="BAD_REQUEST", words=["path", "memory"])
+    done = daemon.ctl("prepare", "m", "--path", bare)  # which fp9ctl knows, and fp9d of other clients
+    assert done.status == 2 and "--path goes only with --from" in done.error["message"], done.error
+    with Rpc(daemon.socket) as rpc, pytest.raises(RpcError, match="path: goes only with memory") as caught:
+        rpc.call("prepare", model="m", path=str(bare))
+    assert caught.value.name == "BAD_REQUEST"
     daemon.refused("prepare", "m", "--from", tmp_path / "nothing", name="NO_SUCH", words=["nothing"])
     good = daemon.ok("prepare", "m", "--path", bare, "--tp", 2, "--from", write(*weights.values()))
     assert good["cache"] == "miss"
