@@ -25,9 +25,9 @@ STEPS = ["gcc", "clang", "san", "lint", "integration", "integration-san"]
 DIRS = {"gcc": "build", "clang": "build-clang", "san": "build-san"}
 NEEDS = {"gcc": "gcc", "clang": "clang", "san": "san", "lint": "gcc", "integration": "gcc", "integration-san": "san"}
 # Seconds after which a step is taken for hung and ended.
-LIMITS = {"compile": 900, "meson": 600, "pytest": 900}
+LIMITS = {"compile": 900, "meson": 1200, "pytest": 1500}
 SANITIZED = {
-    "ASAN_OPTIONS": "detect_leaks=1:halt_on_error=1:abort_on_error=0:exitcode=99",
+    "ASAN_OPTIONS": "detect_leaks=1:halt_on_error=1:abort_on_error=0:exitcode=99:quarantine_size_mb=8",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     "LSAN_OPTIONS": "exitcode=99",
 }

@@ -1,6 +1,7 @@
 """Persistent and one-shot judges: whatever became of the step before, the next one, and the thousandth, is right to the bit."""
 import os
 import random
+import time
 
 import pytest
 
@@ -116,18 +117,24 @@ def test_parts_of_a_one_shot_step(fleet):
     assert (status["sessions"], status["one_shot_sessions"], status["persistent_judge"]) == (2, 1, True)
 
 
+def comm(pid):
+    with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def test_what_a_kernel_process_holds(fleet, chance):
     """Its job, the weights and the standard streams; no link, no listening socket, nothing of fp9d's."""
-    for _ in range(20):
+    for _ in range(100):
         begun = fleet.begin(chance, True)
         pid, held = fleet.kernel_process(), []
         try:
+            deadline = time.monotonic() + 10
+            while comm(pid) != "fp9-kernel" and time.monotonic() < deadline:  # it is not yet itself
+                time.sleep(0.001)
             for number in os.listdir(f"/proc/{pid}/fd"):
                 if int(number) > 2:
                     held.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-            with open(f"/proc/{pid}/comm", encoding="ascii") as file:
-                assert file.read() == "fp9-kernel\n"
-        except (FileNotFoundError, AssertionError):  # it has ended, or is not yet itself: another look at another
+        except (FileNotFoundError, ProcessLookupError):  # it has ended: another look at another
             held = []
         assert fleet.finish(begun)
         if len(held) >= 2:
