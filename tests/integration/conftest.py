@@ -1,12 +1,16 @@
 """Fixtures. FP9_BUILD names the meson build directory (default: build/ of the tree); FP9_SANITIZED=1 says that it is a sanitized one."""
 import os
 import shutil
+import signal
 import sys
 
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(ROOT, "proto", "client", "python")]  # support, and the module fp9
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and so would be every program that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from support.daemon import Daemon  # noqa: E402
 from support.model import MODEL, Reference  # noqa: E402
