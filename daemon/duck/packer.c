@@ -2,10 +2,11 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+#include "proto/base/background.h"
 
 struct list {
     struct fill_work *first, **last;
@@ -95,8 +96,7 @@ int packer_new(struct packer **ret_packer, struct err *err)
         return err_set(err, -r, ERR_NO_MEMORY, "the packing thread cannot be started: %s", strerror(r));
     packer->started = true;
     pthread_setname_np(packer->thread, "pack");
-    const struct sched_param none = {0};
-    (void)pthread_setschedparam(packer->thread, SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
+    background_thread(packer->thread);
     *ret_packer = STEAL(packer);
     return 0;
 }

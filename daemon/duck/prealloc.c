@@ -1,10 +1,10 @@
 #include "daemon/duck/prealloc.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "proto/base/background.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
@@ -52,8 +52,7 @@ int prealloc_start(struct wbuf *wbuf, struct prealloc **ret_prealloc, struct err
         return err_set(err, -r, ERR_NO_MEMORY, "prealloc: its thread cannot be started: %s", strerror(r));
     }
     pthread_setname_np(prealloc->thread, "prealloc");
-    const struct sched_param none = {0};
-    (void)pthread_setschedparam(prealloc->thread, SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
+    background_thread(prealloc->thread);
     *ret_prealloc = prealloc;
     return 0;
 }

@@ -2,12 +2,12 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "proto/base/background.h"
 #include "proto/base/checksum.h"
 
 struct item {
@@ -106,8 +106,7 @@ int verify_new(struct verify **ret_verify, struct err *err)
         return err_set(err, -r, ERR_NO_MEMORY, "the verify thread cannot be started: %s", strerror(r));
     verify->started = true;
     pthread_setname_np(verify->thread, "verify");
-    const struct sched_param none = {0};
-    (void)pthread_setschedparam(verify->thread, SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
+    background_thread(verify->thread);
     *ret_verify = STEAL(verify);
     return 0;
 }

@@ -2,10 +2,11 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "proto/base/background.h"
 
 struct item {
     struct item *next;
@@ -115,8 +116,7 @@ void worker_submit(struct worker *worker, loop_fn run, loop_fn done, void *task)
 
 void worker_background(void)
 {
-    const struct sched_param none = {0};
-    (void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
+    background_thread(pthread_self());
 }
 
 bool worker_idle(const struct worker *worker)
