@@ -37,6 +37,7 @@ struct place {
     bool begun; /* phases and team are this job's */
     /* Set under the lock; members look at it between tiles. Relaxed: it carries nothing but itself. */
     _Atomic bool pause;
+    _Atomic bool cancel; /* likewise; with it `pause` stays set. A one-shot job's process is killed by it */
 };
 
 struct exec {
@@ -48,7 +49,6 @@ struct exec {
     struct team_setup setup;    /* of a kernel process's team, too */
     struct team *team;          /* owned */
     _Atomic uint64_t one_shots; /* their progress */
-    _Atomic bool cancel;        /* set once, when the duck stops */
     _Atomic bool broken;        /* set once, under the lock, after `why` */
     struct err why;
     /* exec_watch's. */
@@ -99,11 +99,21 @@ static void set_broken(struct exec *exec, const struct err *why)
     pthread_mutex_unlock(&exec->lock);
 }
 
+static bool cancelled(struct place *place)
+{
+    if (!atomic_load_explicit(&place->cancel, memory_order_relaxed))
+        return false;
+    place->result.code = err_set(&place->result.err, -ECANCELED, ERR_CANCELLED, "the step was cancelled");
+    return true;
+}
+
 /* Runs a job, or the rest of it. False: it was paused. */
 static bool run(struct exec *exec, struct place *place)
 {
     struct exec_result *result = &place->result;
     const struct exec_job *job = &place->job;
+    if (cancelled(place))
+        return true;
     if (job->one_shot && exec->program_fd < 0) {
         result->err = exec->program_err;
         result->code = result->err.code;
@@ -112,7 +122,7 @@ static bool run(struct exec *exec, struct place *place)
     if (job->one_shot) {
         struct judge_result one_shot;
         result->code = judge_run(exec->program_fd, &job->compute, &job->slot, &exec->setup, exec->weights_fd, &exec->one_shots,
-                                 &exec->cancel, &one_shot, &result->err);
+                                 &place->cancel, &one_shot, &result->err);
         if (result->code == 0) {
             result->duck_time_ns = one_shot.parts.run_ns;
             result->cost = one_shot.cost;
@@ -127,7 +137,7 @@ static bool run(struct exec *exec, struct place *place)
     int r = team_run(exec->team, &place->team, &result->err);
     result->duck_time_ns += clock_now_ns() - start_ns;
     if (r == TEAM_PAUSED)
-        return false;
+        return cancelled(place);
     result->code = r;
     result->cost = compute_cost_of(&place->phases);
     if (r < 0)
@@ -151,7 +161,7 @@ static struct place *choose(struct exec *exec)
             place->begun = false;
         }
         place->state = RUNNING;
-        atomic_store_explicit(&place->pause, false, memory_order_relaxed);
+        atomic_store_explicit(&place->pause, atomic_load_explicit(&place->cancel, memory_order_relaxed), memory_order_relaxed);
         return place;
     }
     return NULL;
@@ -300,13 +310,28 @@ bool exec_lent(const struct exec *exec)
     return atomic_load(&exec->lent);
 }
 
+/* With the lock. */
+static void stop_place(struct place *place)
+{
+    atomic_store_explicit(&place->cancel, true, memory_order_relaxed);
+    atomic_store_explicit(&place->pause, true, memory_order_relaxed);
+}
+
+void exec_cancel(struct exec *exec, enum exec_place where)
+{
+    struct place *place = &exec->places[where];
+    pthread_mutex_lock(&exec->lock);
+    if (place->state == POSTED || place->state == RUNNING)
+        stop_place(place);
+    pthread_mutex_unlock(&exec->lock);
+}
+
 static void stop_thread(struct exec *exec)
 {
-    atomic_store(&exec->cancel, true);
     pthread_mutex_lock(&exec->lock);
     exec->stop = true;
     for (int i = 0; i < EXEC_PLACES; i++)
-        atomic_store_explicit(&exec->places[i].pause, true, memory_order_relaxed);
+        stop_place(&exec->places[i]);
     pthread_cond_signal(&exec->posted);
     pthread_mutex_unlock(&exec->lock);
     knock(exec);
@@ -406,6 +431,7 @@ void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *
     pthread_mutex_lock(&exec->lock);
     place->job = *job;
     place->state = POSTED;
+    atomic_store_explicit(&place->cancel, false, memory_order_relaxed);
     if (where == EXEC_INTERACTIVE)
         atomic_store_explicit(&exec->places[EXEC_BATCH].pause, true, memory_order_relaxed);
     if (!atomic_load_explicit(&exec->fed, memory_order_relaxed))

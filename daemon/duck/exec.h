@@ -71,6 +71,8 @@ bool exec_busy(const struct exec *exec, enum exec_place place); /* a job is post
 int exec_reserve(struct exec *exec, enum exec_place place, size_t scratch_bytes, struct err *err);
 /* Into a place that is not busy; exec_reserve was called for such a job. */
 void exec_post(struct exec *exec, enum exec_place place, const struct exec_job *job);
+/* The place's job ends within a tile of its kernels, or its process by a signal: its result is -ECANCELED, unless it is through already. */
+void exec_cancel(struct exec *exec, enum exec_place place);
 /* True and a result when a job is through; call until false. Also empties the eventfd. */
 bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result);
 

@@ -16,7 +16,7 @@
 #include "daemon/duck/judge_job.h"
 #include "proto/base/clock.h"
 
-#define POLL_MS 50
+#define POLL_MS 10 /* so late a cancel may be seen */
 
 struct job_map {
     int fd;
@@ -207,7 +207,7 @@ int judge_run(int program_fd, const struct compute_job *job, const struct judge_
         return err_errno(err, "one-shot: waiting for kernel process %d", (int)pid);
     }
     if (atomic_load(cancel))
-        return err_set(err, -ECANCELED, ERR_CANCELLED, "one-shot: the duck is stopping");
+        return err_set(err, -ECANCELED, ERR_CANCELLED, "one-shot: the step was cancelled");
     /* It may have ended well between the look and the signal. */
     if (atomic_load_explicit(&map.job->done, memory_order_acquire) != 1 || WIFSIGNALED(status)) {
         if (stall)

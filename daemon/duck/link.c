@@ -127,7 +127,7 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER,
+        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER | WIRE_FEATURE_CANCEL,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),
@@ -368,6 +368,7 @@ static int dispatch(struct link *link, const struct frame *frame, struct err *er
     case WIRE_DROP: return on_drop(link, frame, err);
     case WIRE_SESSION_OPEN: return link_step_session_open(link, frame, err);
     case WIRE_SESSION_CLOSE: return link_step_session_close(link, frame, err);
+    case WIRE_STEP_CANCEL: return link_step_cancel(link, frame, err);
     case WIRE_STEP: return link_step_take(link, frame, err);
     case WIRE_FAIL: {
         struct err peer;

@@ -1,10 +1,9 @@
 /* One link to a head: frames in, answers out (proto/wire/wire.h has the conversation). Knows no descriptor and no clock: the loop feeds it.
  *
  * Steps run on the kernel thread, those of a kind in order, interactive ones (steps.h) before batch work; rows are packed on a thread of
- * their own (packer.h); all else is answered at once, PING also while kernels run. A DROP that meets a running step on its slots, and a
- * SESSION_CLOSE that meets one of its session, are answered after it. One thread at a time (with a channel: by the feed's lock, feed.h).
  * their own (packer.h); all else is answered at once, PING also while kernels run. A DROP is answered when the system has the memory back:
- * after the steps that still read it. A SESSION_CLOSE that meets a step of its session is answered after it. One thread.
+ * after the steps that still read it. A SESSION_CLOSE ends the steps of its session, a STEP_CANCEL one: those that wait at once, those that
+ * run within a tile of theirs; it is answered after them. One thread at a time (with a channel: by the feed's lock, feed.h).
  */
 #ifndef FP9_DUCK_LINK_H
 #define FP9_DUCK_LINK_H

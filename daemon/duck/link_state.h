@@ -69,6 +69,7 @@ int link_prepare_abort(struct link *link, const struct frame *frame, struct err 
 /* link_step.c: frames of sessions and steps, as link_frame has them. */
 int link_step_session_open(struct link *link, const struct frame *frame, struct err *err);
 int link_step_session_close(struct link *link, const struct frame *frame, struct err *err);
+int link_step_cancel(struct link *link, const struct frame *frame, struct err *err);
 int link_step_take(struct link *link, const struct frame *frame, struct err *err);
 
 #endif

@@ -40,6 +40,43 @@ static bool session_runs(const struct link *link, uint64_t id)
     return false;
 }
 
+/* A step that waited and that nobody waits for. */
+static int give_back(struct link *link, struct step *step, struct err *err)
+{
+    struct err why;
+    err_set(&why, -ECANCELED, ERR_CANCELLED, "layer %u: the step was cancelled before it began", step->words.layer);
+    int r = link_fail(link, step->request, &why, err);
+    steps_done(&link->steps, step);
+    return r;
+}
+
+/* Every step of a session: those that wait at once, those that run within a tile. */
+static int cancel_all(struct link *link, uint64_t session, struct err *err)
+{
+    int r = 0;
+    struct step *step;
+    while (r == 0 && (step = steps_withdraw(&link->steps, 0, session)))
+        r = give_back(link, step, err);
+    for (int i = 0; i < EXEC_PLACES; i++)
+        if (link->running[i].step && link->running[i].step->words.session == session)
+            exec_cancel(link->exec, (enum exec_place)i);
+    return r;
+}
+
+int link_step_cancel(struct link *link, const struct frame *frame, struct err *err)
+{
+    int r = msg_empty_decode(frame, err);
+    if (r < 0)
+        return r;
+    struct step *step = frame->request ? steps_withdraw(&link->steps, frame->request, 0) : NULL;
+    if (step)
+        return give_back(link, step, err);
+    for (int i = 0; i < EXEC_PLACES; i++)
+        if (link->running[i].step && link->running[i].step->request == frame->request)
+            exec_cancel(link->exec, (enum exec_place)i);
+    return 0;
+}
+
 int link_step_session_close(struct link *link, const struct frame *frame, struct err *err)
 {
     uint64_t id;
@@ -52,6 +89,9 @@ int link_step_session_close(struct link *link, const struct frame *frame, struct
         err_set(&why, -ENOENT, ERR_NO_SUCH, "session %" PRIu64 " is not open", id);
         return link_fail(link, frame->request, &why, err);
     }
+    r = cancel_all(link, id, err);
+    if (r < 0)
+        return r;
     if (session_runs(link, id)) {
         session->closing = true;
         session->close_request = frame->request;

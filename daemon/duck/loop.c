@@ -77,7 +77,9 @@ static int serve_input(struct loop *loop, struct err *err)
         loop->silence.heard = true;
         struct frame frame;
         while ((r = frame_reader_next(&loop->reader, &frame, err)) > 0) {
-            r = link_frame(loop->link, &frame, err);
+            r = frame.type == WIRE_STEP_CANCEL ? feed_take(loop->feed, err) : 0; /* its step may wait there */
+            if (r == 0)
+                r = link_frame(loop->link, &frame, err);
             if (r < 0)
                 return r;
         }

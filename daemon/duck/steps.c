@@ -150,6 +150,21 @@ struct step *steps_pop(struct steps *steps, bool batch)
     return step;
 }
 
+struct step *steps_withdraw(struct steps *steps, uint64_t request, uint64_t session)
+{
+    for (int batch = 0; batch < 2; batch++) {
+        for (struct step **at = &steps->waiting[batch].first; *at; at = &(*at)->next) {
+            struct step *step = *at;
+            if (request ? step->request != request : step->words.session != session)
+                continue;
+            *at = step->next;
+            step->next = NULL;
+            return step;
+        }
+    }
+    return NULL;
+}
+
 void steps_done(struct steps *steps, struct step *step)
 {
     steps->count--;

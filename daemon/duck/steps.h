@@ -42,6 +42,8 @@ int steps_push(struct steps *steps, uint64_t request, const struct msg_step *wor
 /* The next one that is batch work or not, NULL when none waits; goes back by steps_done. */
 struct step *steps_pop(struct steps *steps, bool batch);
 void steps_done(struct steps *steps, struct step *step);
+/* A step that waits, by its request, or with request 0 any of the session; NULL: there is none. Goes back by steps_done. */
+struct step *steps_withdraw(struct steps *steps, uint64_t request, uint64_t session);
 void steps_release(struct steps *steps);
 
 #endif

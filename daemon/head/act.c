@@ -145,6 +145,7 @@ static void act(struct head *head, const struct core_action *action)
     case CORE_ACT_STEP_SUM: session_sum_chunk(head, action->id, action->lane); break;
     case CORE_ACT_STEP_DONE: step_done_and_counted(head, action->id, action->lane); break;
     case CORE_ACT_STEP_FAILED: step_failed(head, action->id, action->lane); break;
+    case CORE_ACT_STEP_CANCEL: session_send_step_cancel(head, action->duck, action->id); break;
     }
 }
 

@@ -330,6 +330,7 @@ enum core_action_type {
     CORE_ACT_STEP_SUM,       /* id = session, lane: every rank has answered this chunk: add up, write y */
     CORE_ACT_STEP_DONE,      /* id = session, lane: answer the client */
     CORE_ACT_STEP_FAILED,    /* id = session, lane: its step's err says why */
+    CORE_ACT_STEP_CANCEL,    /* duck, id = step: its answer is not wanted any more */
 };
 
 struct core_action {
@@ -501,7 +502,8 @@ void core_step_summed(struct core *core, uint64_t now, uint64_t session, uint32_
 void core_step_deadline(struct core *core, uint64_t now, uint64_t session, uint32_t lane, uint32_t ms);
 /* Steps whose deadlines have passed fail. To be called at core->deadline_ns; earlier it does nothing. */
 void core_deadlines(struct core *core, uint64_t now);
-/* Ends the step that runs in a lane, if one does, with CANCELLED: its lane is free, what ducks still say of it is dropped. */
+/* Ends the step that runs in a lane, if one does, with CANCELLED: its lane is free, its ducks are told to stop (as with every step that
+ * fails), what they still say of it is dropped. */
 void core_step_cancel(struct core *core, uint64_t session, uint32_t lane, const char *why);
 /* rank of a duck in a session, CORE_NONE when it has none. */
 uint32_t core_session_rank(const struct core_session *session, uint32_t duck);

@@ -79,12 +79,24 @@ static int check_ranks(const struct core *core, const struct core_session *sessi
     return 0;
 }
 
+/* The ducks that still work on it do so for nothing. */
+static void stop_ranks(struct core *core, const struct core_session *session, const struct core_step *step)
+{
+    for (uint32_t rank = 0; rank < session->tp; rank++) {
+        uint32_t duck = session->duck_of_rank[rank];
+        const struct core_duck *worker = &core->ducks[duck];
+        if (!step->answered[rank] && worker->state == CORE_DUCK_UP && worker->hello.features & WIRE_FEATURE_CANCEL)
+            core_push(core, CORE_ACT_STEP_CANCEL, duck, step->id);
+    }
+}
+
 void core_step_end(struct core *core, struct core_session *session, struct core_step *step, const struct err *err)
 {
     if (!step->running)
         return;
     step->running = false;
     err_copy(&step->err, err);
+    stop_ranks(core, session, step);
     core_batch_trouble(core, session, err);
     core_push_step(core, CORE_ACT_STEP_FAILED, session, step);
 }
@@ -225,6 +237,7 @@ void core_step_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t i
         return;
     if (err->name == ERR_CACHE_STALE)
         core_slot_gone(core, now, duck, session->key, step->layer, step->prefill ? "prefill" : "decode");
+    step->answered[rank] = true;
     struct err named = *err;
     err_prefix(&named, "duck %s", core->ducks[duck].name);
     err_value_str(&named, "duck", core->ducks[duck].name);

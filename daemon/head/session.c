@@ -164,6 +164,15 @@ void session_send_close(struct head *head, uint32_t duck, uint64_t id)
     outgoing_unref(out);
 }
 
+void session_send_step_cancel(struct head *head, uint32_t duck, uint64_t step)
+{
+    struct outgoing *out = outgoing_new();
+    if (msg_empty_encode(&out->buf, WIRE_STEP_CANCEL, step) < 0)
+        abort();
+    peer_send(head->peers[duck], out, false);
+    outgoing_unref(out);
+}
+
 /* A frame may still be leaving for a slow or dying duck of an aborted step; it is never overwritten. */
 static struct outgoing *fresh_frame(struct session_lane *lane)
 {

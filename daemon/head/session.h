@@ -78,6 +78,7 @@ void session_free_all(struct head *head);
 void session_send_open(struct head *head, uint32_t duck, uint64_t id);
 void session_send_close(struct head *head, uint32_t duck, uint64_t id);
 void session_send_chunk(struct head *head, uint64_t id, uint32_t lane);
+void session_send_step_cancel(struct head *head, uint32_t duck, uint64_t step);
 void session_sum_chunk(struct head *head, uint64_t id, uint32_t lane);
 /* A STEP_DONE frame: keeps the partial, tells the core. */
 void session_take_result(struct head *head, uint32_t duck, const struct frame *frame);

@@ -2,7 +2,9 @@
  *
  * It stands beside the socket of the link, never in its place: HELLO, sessions, loads, PING and every frame that finds no room here go
  * over the socket, whose end is the end of the link. WIRE_FEATURE_CHANNEL in HELLO and HELLO_DUCK says that both sides use it. Neither
- * side may count on an order between the two ways: fp9d sends a STEP here only once SESSION_OPENED has come back.
+ * side may count on an order between the two ways: fp9d sends a STEP here only once SESSION_OPENED has come back. A STEP_CANCEL on the
+ * socket may come before its STEP here is read, and then does nothing: what fits here is a step of a few tokens, which nobody waits for
+ * long, and while the duck is in other work its main thread reads the channel before it obeys a STEP_CANCEL.
  *
  *     memfd, CHANNEL_BYTES, sealed, made by the head and inherited by the duck
  *     +--------------+------------------------------+------------------------------+

@@ -326,7 +326,8 @@ static int describe(const struct frame *frame, char *text, size_t size, struct e
     case WIRE_STEP_DONE: return step_done(frame, text, size, err);
     case WIRE_SLOTS_GET:
     case WIRE_PREPARE_END:
-    case WIRE_PREPARE_ABORT: return empty(frame, text, size, err);
+    case WIRE_PREPARE_ABORT:
+    case WIRE_STEP_CANCEL: return empty(frame, text, size, err);
     }
     return err_set(err, -EPROTO, ERR_BAD_REQUEST, "unknown type");
 }

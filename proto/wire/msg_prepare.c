@@ -125,7 +125,7 @@ int msg_prepare_data_decode(const struct frame *frame, struct msg_prepare_data *
 
 int msg_empty_encode(struct buf *buf, enum wire_type type, uint64_t request)
 {
-    if (type != WIRE_PREPARE_END && type != WIRE_PREPARE_ABORT && type != WIRE_SLOTS_GET)
+    if (type != WIRE_PREPARE_END && type != WIRE_PREPARE_ABORT && type != WIRE_SLOTS_GET && type != WIRE_STEP_CANCEL)
         return -EINVAL;
     struct codec_writer w;
     int r = codec_begin(&w, buf, type, request, 0);

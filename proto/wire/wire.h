@@ -39,7 +39,10 @@
  *                                  <-      SESSION_OPENED (r) or FAIL (r)
  *   STEP           (request r)     ->                       several may be in flight; one of few tokens overtakes batch work
  *                                  <-      STEP_DONE (r) or FAIL (r)
- *   SESSION_CLOSE  (request r)     ->
+ *   STEP_CANCEL    (request r)     ->                       nobody waits for STEP r any more: it is dropped, or stops within a tile, and
+ *                                                           its answer is FAIL CANCELLED. No answer of its own: a step that is not there,
+ *                                                           since it was answered or has not been seen yet, is none to cancel
+ *   SESSION_CLOSE  (request r)     ->                       its steps end as by STEP_CANCEL
  *                                  <-      SESSION_CLOSED (r)
  *
  *   PING (r)                       ->                       answered while kernels run
@@ -59,8 +62,8 @@
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_TAKEN, _BUFFER; 5: the heartbeat in HELLO;
- * 6: WIRE_FEATURE_ONE_SHOT, _STAGE; 7: WIRE_FEATURE_CHANNEL */
-#define WIRE_VERSION_MINOR 7
+ * 6: WIRE_FEATURE_ONE_SHOT, _STAGE; 7: WIRE_FEATURE_CHANNEL; 8: WIRE_FEATURE_CANCEL */
+#define WIRE_VERSION_MINOR 8
 #define WIRE_FRAME_HEADER 24
 
 /* Bits of `features` in HELLO and HELLO_DUCK; unknown ones are ignored. */
@@ -72,6 +75,7 @@
 #define WIRE_FEATURE_ONE_SHOT (UINT64_C(1) << 5) /* fp9d takes STEP_DONEs with `one_shot` set */
 #define WIRE_FEATURE_CHANNEL (UINT64_C(1) << 6) /* both take STEP and STEP_DONE through shared memory, too: channel.h; local ducks only */
 #define WIRE_FEATURE_STAGE (UINT64_C(1) << 8) /* the duck has the stage and takes PREPARE_STAGED */
+#define WIRE_FEATURE_CANCEL (UINT64_C(1) << 9) /* the duck takes STEP_CANCEL */
 /* The highest 16 bits of a HELLO's features: seconds between the head's PINGs, 0 when it does not say. There, since an older duck ignores
  * them. A duck that is a service gives up a head from which nothing comes for several of them. */
 #define WIRE_HEARTBEAT_SHIFT 48
@@ -107,6 +111,7 @@ enum wire_type {
     WIRE_SESSION_CLOSED = 35,
     WIRE_STEP = 36,
     WIRE_STEP_DONE = 37,
+    WIRE_STEP_CANCEL = 38,
     WIRE_PREPARE_STAGED = 48,
     WIRE_STAGED_TAKEN = 49,
 };

@@ -19,6 +19,7 @@ static void duck_came_up(struct sim *sim, uint32_t index)
         return;
     }
     struct msg_hello_duck hello = {.major = 1, .software = "sim", .isa = "ref", .cores = 1, .capacity_bytes = duck->capacity};
+    hello.features = WIRE_FEATURE_CANCEL;
     snprintf(hello.name, sizeof hello.name, "local%u", index);
     snprintf(hello.boot_id, sizeof hello.boot_id, "boot-%u", duck->boots);
     core_duck_up(sim->core, sim->now, index, &hello, duck->slots, duck->slot_count);
@@ -262,6 +263,23 @@ static void stream(struct sim *sim, uint64_t id)
     stream_ended(sim, id, NULL);
 }
 
+/* The duck drops the step and says so, which nobody waits for. */
+static void cancel(struct sim *sim, uint32_t duck, uint64_t step)
+{
+    struct err why = {0};
+    err_set(&why, -ECANCELED, ERR_CANCELLED, "the step was cancelled");
+    for (size_t i = 0; i < sim->answer_count && !sim->ducks[duck].lagging; i++) {
+        const struct sim_answer answer = sim->answers[i];
+        if (answer.action.type != CORE_ACT_STEP_CHUNK || answer.action.duck != duck || answer.step != step)
+            continue;
+        memmove(&sim->answers[i], &sim->answers[i + 1], (--sim->answer_count - i) * sizeof answer);
+        sim->ducks[duck].cancels++;
+        core_step_failed(sim->core, sim->now, duck, answer.action.id, step, &why);
+        return;
+    }
+    sim->ducks[duck].stray_cancels++;
+}
+
 static void act(struct sim *sim, const struct core_action *action)
 {
     struct core_session *session = core_session_find(sim->core, action->id);
@@ -312,6 +330,7 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_JOB_CHANGED:
     case CORE_ACT_JOB_SAVE: break;
     case CORE_ACT_ERRAND_STOP: sim->errands_stopped++; break;
+    case CORE_ACT_STEP_CANCEL: cancel(sim, action->duck, action->id); break;
     case CORE_ACT_SESSION_CLOSE:
     case CORE_ACT_SESSION_GONE: break;
     }

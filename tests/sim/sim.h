@@ -18,7 +18,8 @@ struct sim_duck {
     bool running;       /* its process is there */
     bool mute;          /* takes everything, answers nothing (SIGSTOP) */
     bool idle;          /* answers everything but steps */
-    bool lagging;       /* keeps the answers to steps until it is no more */
+    bool lagging;       /* keeps the answers to steps until it is no more, and obeys no STEP_CANCEL */
+    unsigned cancels, stray_cancels; /* STEP_CANCELs of steps that it worked on, and others */
     bool refuses_start; /* dies as soon as it is started */
     unsigned starts;
     unsigned boots;                       /* its buffer was lost so often */

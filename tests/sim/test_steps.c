@@ -124,6 +124,78 @@ static void test_only_its_own_answers_count(void **state)
     sim_stop(&sim);
 }
 
+static unsigned cancels(const struct sim *sim)
+{
+    unsigned all = 0;
+    for (uint32_t duck = 0; duck < sim->duck_count; duck++) {
+        all += sim->ducks[duck].cancels;
+        assert_int_equal(sim->ducks[duck].stray_cancels, 0);
+    }
+    return all;
+}
+
+/* Whatever ends a step early, the ducks that work on it are told, and only they. */
+static void test_ducks_are_told(void **state)
+{
+    (void)state;
+    struct sim sim;
+    struct err refused = {0};
+    err_set(&refused, -EINVAL, ERR_BAD_SHAPE, "no");
+    sim_start(&sim, 3, SPACE);
+    sim_load(&sim, "tiny", 3, 64);
+    uint64_t session = sim_session(&sim, "tiny"), other = sim_session(&sim, "tiny");
+    const struct core_step *step = &core_session_find(sim.core, session)->steps[0];
+    /* Nothing goes wrong: nobody is told anything. */
+    one_good_step(&sim, session);
+    assert_int_equal(cancels(&sim), 0);
+    /* By the client, before any duck has answered. What ducks say of it afterwards is nothing to the next step. */
+    submit(&sim, session, 1, true, 0);
+    submit(&sim, other, 1, true, 0);
+    sim_run(&sim, 0);
+    core_step_cancel(sim.core, session, 0, "cancelled by its client");
+    core_step_cancel(sim.core, session, 0, "twice");
+    sim_run(&sim, 0);
+    assert_int_equal(cancels(&sim), 3);
+    assert_int_equal(sim.steps_failed, 1);
+    assert_int_equal(sim.last_step_err.name, ERR_CANCELLED);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    assert_int_equal(sim.steps_done, 2); /* the other's */
+    one_good_step(&sim, session);
+    core_step_cancel(sim.core, session, 0, "there is none");
+    core_step_cancel(sim.core, 4711, 0, "nor such a session");
+    sim_run(&sim, SIM_LATENCY);
+    assert_int_equal(cancels(&sim), 3);
+    /* Who has answered is not told: not the duck that refused it, which is why it ends. */
+    submit(&sim, session, 1, false, 0);
+    sim_run(&sim, 0);
+    core_step_failed(sim.core, sim.now, 1, session, step->id, &refused);
+    sim_run(&sim, 0);
+    assert_int_equal(sim.ducks[1].cancels, 1);
+    assert_int_equal(cancels(&sim), 5);
+    sim_run(&sim, 5 * SIM_LATENCY);
+    /* By its deadline. A version without STEP_CANCEL is not told. */
+    sim.core->ducks[2].hello.features = 0;
+    submit(&sim, session, 1, false, 1);
+    sim_run(&sim, 0);
+    const struct msg_step_done done = {.duck_time_ns = 1000};
+    core_step_result(sim.core, sim.now, 0, session, step->id, &done);
+    sim.now += CLOCK_NS_PER_MS;
+    core_deadlines(sim.core, sim.now);
+    sim_run(&sim, 0);
+    assert_int_equal(sim.last_step_err.name, ERR_DEADLINE);
+    assert_int_equal(cancels(&sim), 6);
+    assert_int_equal(sim.ducks[1].cancels, 2);
+    sim.core->ducks[2].hello.features = WIRE_FEATURE_CANCEL;
+    sim_run(&sim, 5 * SIM_LATENCY);
+    /* By the loss of a duck: the others. */
+    submit(&sim, session, 1, false, 0);
+    sim_run(&sim, 0);
+    sim_kill(&sim, 0, "gone");
+    assert_int_equal(cancels(&sim), 8);
+    assert_int_equal(sim.ducks[0].cancels, 2);
+    sim_stop(&sim);
+}
+
 static void test_none_and_in_time(void **state)
 {
     (void)state;
@@ -192,6 +264,7 @@ int main(void)
         cmocka_unit_test(test_passed),
         cmocka_unit_test(test_late_answers_are_dropped),
         cmocka_unit_test(test_only_its_own_answers_count),
+        cmocka_unit_test(test_ducks_are_told),
         cmocka_unit_test(test_none_and_in_time),
         cmocka_unit_test(test_each_its_own),
         cmocka_unit_test(test_loss_comes_first),

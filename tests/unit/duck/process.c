@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -21,6 +22,23 @@
 const char *process_duck;
 const char *process_members;
 int process_stage = -1;
+
+bool process_arguments(int argc, char **argv)
+{
+    process_duck = argc == 2 ? realpath(argv[1], NULL) : NULL; /* the ducks start in another directory */
+    if (!process_duck)
+        fprintf(stderr, "usage: %s FP9-DUCK\n", argv[0]);
+    unsetenv("FP9_CPU");
+    return process_duck;
+}
+
+int process_weights(void)
+{
+    int fd = memfd_create("weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, 16 << 20), 0);
+    return fd;
+}
 
 void process_start(struct process *p, int weights_fd, const char *isa)
 {

@@ -19,6 +19,10 @@ extern const char *process_duck;    /* path of fp9-duck */
 extern int process_stage;           /* a memfd for its --stage-fd, -1 to leave it out */
 extern const char *process_members; /* value of its --members, NULL to leave it out */
 
+/* main's arguments: the path of fp9-duck, which goes to process_duck. False: that was wrong, and is said. */
+bool process_arguments(int argc, char **argv);
+/* A new memfd for a duck's buffer, 16 MiB. */
+int process_weights(void);
 /* isa: FP9_CPU for it, NULL to leave it out. */
 void process_start(struct process *p, int weights_fd, const char *isa);
 void process_send(struct process *p);            /* all of p->out */

@@ -6,6 +6,7 @@
  * FP9_SEED: another seed. --expect-violations is for the mutated build, in which a job may meet what the one before has left: it must be
  * found out, or the test would prove nothing.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <string.h>
@@ -37,6 +38,7 @@ struct kind {
 struct post {
     const struct kind *kind; /* NULL: none */
     uint8_t *partial;        /* owned */
+    bool cancelled;
 };
 
 struct test {
@@ -45,7 +47,7 @@ struct test {
     size_t room; /* of a partial */
     struct exec *exec;
     struct post posts[EXEC_PLACES];
-    uint64_t jobs, violations, abandoned, mixed;
+    uint64_t jobs, violations, abandoned, mixed, cancelled;
 };
 
 static void must(bool good, const char *what)
@@ -84,6 +86,7 @@ static void post(struct test *test, enum exec_place place)
     const struct kind *kind = &test->kinds[place == EXEC_BATCH ? 8 + model_random(&test->random) % 4 : model_random(&test->random) % 8];
     struct post *post = &test->posts[place];
     post->kind = kind;
+    post->cancelled = false;
     memset(post->partial, 0x5a, kind->bytes);
     struct exec_job job = {
         .compute =
@@ -116,10 +119,18 @@ static void take(struct test *test)
         struct post *post = &test->posts[place];
         must(post->kind != NULL, "a result of nothing");
         bool right = result.code == 0 && memcmp(post->partial, post->kind->want, post->kind->bytes) == 0 && result.cost.params > 0;
-        test->violations += !right;
+        bool cancelled = post->cancelled && result.code == -ECANCELED;
+        test->violations += !right && !cancelled;
+        test->cancelled += cancelled;
         test->jobs++;
         post->kind = NULL;
     }
+}
+
+static void cancel(struct test *test, enum exec_place place)
+{
+    exec_cancel(test->exec, place); /* of nothing, too */
+    test->posts[place].cancelled = true;
 }
 
 /* As when a link ends with steps under way. */
@@ -133,7 +144,8 @@ static void abandon(struct test *test)
     start(test);
 }
 
-static void run(struct test *test, uint64_t jobs)
+/* cancels: now and then a job, or a place without one. In the mutated build half of a job would be gone on with elsewhere, and crash. */
+static void run(struct test *test, uint64_t jobs, bool cancels)
 {
     while (test->jobs < jobs) {
         uint64_t dice = model_random(&test->random);
@@ -142,6 +154,8 @@ static void run(struct test *test, uint64_t jobs)
         enum exec_place place = dice >> 8 & 3 ? EXEC_INTERACTIVE : EXEC_BATCH;
         if (!exec_busy(test->exec, place))
             post(test, place);
+        if (cancels && (dice >> 40) % 4 == 0)
+            cancel(test, dice >> 42 & 1 ? EXEC_INTERACTIVE : EXEC_BATCH);
         if (dice >> 16 & 3)
             take(test);
         else if (dice >> 18 & 1)
@@ -170,7 +184,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < EXEC_PLACES; i++)
         test.posts[i].partial = aligned_alloc(64, size_round_up(test.room, 64));
     start(&test);
-    run(&test, jobs);
+    run(&test, jobs, !expect);
     take_all(&test);
     exec_free(test.exec);
     for (int i = 0; i < EXEC_PLACES; i++)
@@ -180,8 +194,9 @@ int main(int argc, char **argv)
         free(test.kinds[i].data);
         free(test.kinds[i].want);
     }
-    printf("%" PRIu64 " jobs, %" PRIu64 " posted beside another, %" PRIu64 " abandoned, %" PRIu64 " wrong\n", test.jobs, test.mixed,
-           test.abandoned, test.violations);
+    printf("%" PRIu64 " jobs, %" PRIu64 " posted beside another, %" PRIu64 " abandoned, %" PRIu64 " cancelled, %" PRIu64 " wrong\n",
+           test.jobs, test.mixed, test.abandoned, test.cancelled, test.violations);
+    must(expect || test.cancelled > jobs / 200, "too few jobs were cancelled");
     must(test.mixed > jobs / 50, "too few jobs met each other");
     return expect == (test.violations > 0) ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -66,6 +66,33 @@ static void kinds_are_apart(void **state)
     steps_release(&steps);
 }
 
+/* What is taken out of the middle is gone; the others keep their turns. */
+static void withdrawn(void **state)
+{
+    (void)state;
+    struct steps steps = {0};
+    for (uint64_t request = 10; request < 13; request++)
+        assert_int_equal(push(&steps, 1, request, 1, false, NULL), 0);
+    assert_int_equal(push(&steps, 2, 20, 1, false, NULL), 0);
+    assert_int_equal(push(&steps, 2, 21, 1, true, NULL), 0);
+    assert_null(steps_withdraw(&steps, 99, 1));
+    struct step *step = steps_withdraw(&steps, 11, 0);
+    assert_int_equal(step->request, 11);
+    steps_done(&steps, step);
+    assert_null(steps_withdraw(&steps, 11, 0));
+    expect(&steps, false, 10);
+    for (uint64_t request = 20; request < 22; request++) {
+        step = steps_withdraw(&steps, 0, 2);
+        assert_int_equal(step->request, request);
+        steps_done(&steps, step);
+    }
+    assert_null(steps_withdraw(&steps, 0, 2));
+    assert_int_equal(steps.count, 1);
+    expect(&steps, false, 12);
+    assert_null(steps_pop(&steps, false));
+    steps_release(&steps);
+}
+
 static void full(void **state)
 {
     (void)state;
@@ -118,7 +145,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(takes_turns),
         cmocka_unit_test(kinds_are_apart),
-        cmocka_unit_test(full),
+        cmocka_unit_test(withdrawn), cmocka_unit_test(full),
         cmocka_unit_test(fair),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

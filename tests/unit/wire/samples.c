@@ -106,6 +106,7 @@ static int one(struct buf *buf, int i)
     case 26: return msg_revoked_encode(buf, request, 1 << 20, revoked, 2);
     case 27: return msg_room_encode(buf, request, ranges, 3);
     case 28: return msg_prepare_staged_encode(buf, request, &staged, scales);
+    case 30: return msg_empty_encode(buf, WIRE_STEP_CANCEL, request);
     case 29: return msg_staged_taken_encode(buf, request, 4711);
     default:
         r = msg_step_done_encode(buf, request, &done, &a);
@@ -174,7 +175,8 @@ int samples_decode(const struct frame *frame, struct err *err)
     case WIRE_PONG: return msg_ping_decode(frame, &any.ping, err);
     case WIRE_SLOTS_GET:
     case WIRE_PREPARE_END:
-    case WIRE_PREPARE_ABORT: return msg_empty_decode(frame, err);
+    case WIRE_PREPARE_ABORT:
+    case WIRE_STEP_CANCEL: return msg_empty_decode(frame, err);
     case WIRE_SLOTS:
         r = msg_slots_decode(frame, &slots, &count, err);
         if (r == 0)

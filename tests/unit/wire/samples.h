@@ -8,7 +8,7 @@
 #include "proto/wire/msg_staged.h"
 #include "proto/wire/msg_step.h"
 
-#define SAMPLES 31
+#define SAMPLES 32
 #define SAMPLES_STAGE_BYTES (64 + 15 * 7 + 5) /* just enough for the sample of PREPARE_STAGED */
 
 /* Appends them all; offsets[i] is where frame i begins, offsets[SAMPLES] the end. Aborts when an encoder fails. */
