@@ -57,6 +57,7 @@ struct exec {
 
     struct exec_feed feed; /* set once, under the lock, before `fed` */
     _Atomic bool fed;
+    bool inside; /* under the lock: member 0 is in look or through, and chooses next */
     _Atomic bool knock; /* there may be something for a member 0 that waits at its feed */
     _Atomic bool lent;
     _Atomic bool rung;  /* the eventfd was written to */
@@ -89,14 +90,12 @@ static void begin(struct exec *exec, struct place *place)
     place->begun = true;
 }
 
-/* Release: who sees `broken` reads why. The first reason stays. */
+/* With the lock. Release: who sees `broken` reads why. The first reason stays. */
 static void set_broken(struct exec *exec, const struct err *why)
 {
-    pthread_mutex_lock(&exec->lock);
     if (!atomic_load_explicit(&exec->broken, memory_order_relaxed))
         exec->why = *why;
     atomic_store_explicit(&exec->broken, true, memory_order_release);
-    pthread_mutex_unlock(&exec->lock);
 }
 
 static bool cancelled(struct place *place)
@@ -140,8 +139,11 @@ static bool run(struct exec *exec, struct place *place)
         return cancelled(place);
     result->code = r;
     result->cost = compute_cost_of(&place->phases);
-    if (r < 0)
+    if (r < 0) {
+        pthread_mutex_lock(&exec->lock);
         set_broken(exec, &result->err);
+        pthread_mutex_unlock(&exec->lock);
+    }
     return true;
 }
 
@@ -185,16 +187,34 @@ static void set_lent(struct exec *exec, bool lent)
     exec->feed.lend(exec->feed.user, lent);
 }
 
-/* With the lock, given back for the while. */
+/* With the lock. */
 static struct place *look(struct exec *exec)
 {
     /* Before the look: what is posted after it knocks anew. */
     if (atomic_load_explicit(&exec->knock, memory_order_relaxed))
         atomic_store(&exec->knock, false);
-    pthread_mutex_unlock(&exec->lock);
+    exec->inside = true;
     exec->feed.look(exec->feed.user);
-    pthread_mutex_lock(&exec->lock);
+    exec->inside = false;
     return exec->stop ? NULL : choose(exec);
+}
+
+/* With the lock, given back for the while. */
+static void run_fed(struct exec *exec, struct place *place)
+{
+    pthread_mutex_unlock(&exec->lock);
+    bool through = run(exec, place);
+    pthread_mutex_lock(&exec->lock);
+    if (!through)
+        return;
+    place->state = THROUGH;
+    if (atomic_load(&exec->broken)) {
+        exec_ring(exec);
+        return;
+    }
+    exec->inside = true;
+    exec->feed.through(exec->feed.user);
+    exec->inside = false;
 }
 
 static bool brief(const struct exec *exec, const struct place *place)
@@ -212,20 +232,8 @@ static void feed_main(struct exec *exec)
             set_lent(exec, true);
             place = look(exec); /* what came before it was lent */
         }
-        if (place) {
-            pthread_mutex_unlock(&exec->lock);
-            bool through = run(exec, place);
-            pthread_mutex_lock(&exec->lock);
-            if (through) {
-                place->state = THROUGH;
-                pthread_mutex_unlock(&exec->lock);
-                if (atomic_load(&exec->broken))
-                    exec_ring(exec);
-                else
-                    exec->feed.through(exec->feed.user);
-                pthread_mutex_lock(&exec->lock);
-            }
-        }
+        if (place)
+            run_fed(exec, place);
         if (lent)
             set_lent(exec, false);
         if (!place && !lent && !exec->stop) {
@@ -287,13 +295,37 @@ static int start_thread(struct exec *exec, struct err *err)
     return 0;
 }
 
-/* After the lock was given back. */
 static void knock(struct exec *exec)
 {
     if (!atomic_load(&exec->fed))
         return;
     atomic_store(&exec->knock, true);
     exec->feed.wake(exec->feed.user);
+}
+
+void exec_lock(struct exec *exec)
+{
+    pthread_mutex_lock(&exec->lock);
+}
+
+void exec_unlock(struct exec *exec)
+{
+    pthread_mutex_unlock(&exec->lock);
+}
+
+/* What the owner does to the places: with a feed it has the lock already. */
+static bool enter(struct exec *exec)
+{
+    bool alone = !atomic_load_explicit(&exec->fed, memory_order_relaxed);
+    if (alone)
+        pthread_mutex_lock(&exec->lock);
+    return alone;
+}
+
+static void leave(struct exec *exec, bool entered)
+{
+    if (entered)
+        pthread_mutex_unlock(&exec->lock);
 }
 
 void exec_set_feed(struct exec *exec, const struct exec_feed *feed)
@@ -428,25 +460,25 @@ void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *
 {
     struct place *place = &exec->places[where];
     place->busy = true;
-    pthread_mutex_lock(&exec->lock);
+    bool entered = enter(exec);
     place->job = *job;
     place->state = POSTED;
     atomic_store_explicit(&place->cancel, false, memory_order_relaxed);
     if (where == EXEC_INTERACTIVE)
         atomic_store_explicit(&exec->places[EXEC_BATCH].pause, true, memory_order_relaxed);
-    if (!atomic_load_explicit(&exec->fed, memory_order_relaxed))
+    if (entered)
         pthread_cond_signal(&exec->posted);
-    pthread_mutex_unlock(&exec->lock);
-    knock(exec);
+    leave(exec, entered);
+    if (!exec->inside)
+        knock(exec);
 }
 
 bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result)
 {
     eventfd_t count;
-    if (atomic_exchange(&exec->rung, false))
+    if (atomic_load_explicit(&exec->rung, memory_order_relaxed) && atomic_exchange(&exec->rung, false))
         (void)eventfd_read(exec->event_fd, &count);
-    bool through = false;
-    pthread_mutex_lock(&exec->lock);
+    bool through = false, entered = enter(exec);
     for (int i = 0; i < EXEC_PLACES && !through; i++) {
         struct place *place = &exec->places[i];
         through = place->state == THROUGH;
@@ -464,7 +496,7 @@ bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result
             err_copy(&ret_result->err, &result->err);
         *ret_place = (enum exec_place)i;
     }
-    pthread_mutex_unlock(&exec->lock);
+    leave(exec, entered);
     return through;
 }
 
@@ -487,14 +519,13 @@ void exec_watch(struct exec *exec, uint64_t now_ns)
     if (exec->silent_looks < EXEC_WATCH_LOOKS)
         return;
     struct err why;
-    bool one_shot = false;
-    pthread_mutex_lock(&exec->lock);
+    bool one_shot = false, entered = enter(exec);
     for (int i = 0; i < EXEC_PLACES; i++)
         one_shot |= exec->places[i].state == RUNNING && exec->places[i].job.one_shot;
-    pthread_mutex_unlock(&exec->lock);
     if (one_shot)
         err_set(&why, -EIO, ERR_INTERNAL, "one-shot: the kernel process made no progress for %d ms", EXEC_WATCH_LOOKS * EXEC_WATCH_MS);
     else /* another member would have been found by it */
         team_accuse_first(exec->team, EXEC_WATCH_LOOKS * EXEC_WATCH_MS, &why);
     set_broken(exec, &why);
+    leave(exec, entered);
 }

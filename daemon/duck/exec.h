@@ -8,7 +8,7 @@
  * When a member of the team is lost, the job's result says so (-EIO) and exec_broken has the reason: no job runs any more, and nothing that
  * a job pointed to may be used again or freed, for a stalled member may still write there. The process is to end by _exit.
  *
- * Threads: everything here is called by the owner; exec_progress by anyone.
+ * Threads: everything here is called by the owner; exec_progress by anyone. Without a feed the owner is one thread.
  */
 #ifndef FP9_DUCK_EXEC_H
 #define FP9_DUCK_EXEC_H
@@ -46,16 +46,19 @@ void exec_free(struct exec *exec);
 CLEANUP_DEFINE(struct exec *, exec_free);
 
 /* Where member 0 itself looks for work while it has none, and says that a job is through, in place of the owner (feed.h). All are called by
- * member 0, except wake. With a feed the owner's functions may be called by member 0 from within look and through as well as by the main
- * thread, by a lock of the feed's own. */
+ * member 0, except wake. With a feed the owner is the main thread and, within look and through, member 0: one lock lets in one of them at
+ * a time, and a step costs member 0 two turns with it, one before the kernels and one after them. */
 struct exec_feed {
     void *user;
-    void (*look)(void *user);            /* may post */
-    void (*through)(void *user);         /* exec_take has a result */
+    void (*look)(void *user);            /* may post; with the lock */
+    void (*through)(void *user);         /* exec_take has a result; with the lock */
     void (*lend)(void *user, bool lent); /* true: a job begins that others may interrupt or that takes long, so somebody else must look */
-    void (*wait)(void *user, bool (*knocked)(void *user), void *knocked_user); /* until there is work, or knocked */
+    void (*wait)(void *user, bool (*knocked)(void *user), void *knocked_user); /* until there is work, or knocked; without the lock */
     void (*wake)(void *user);            /* ends wait, after knocked has become true */
 };
+/* With a feed the main thread holds this around all calls but exec_free and exec_progress. */
+void exec_lock(struct exec *exec);
+void exec_unlock(struct exec *exec);
 /* Once, before the first job. *feed is copied. */
 void exec_set_feed(struct exec *exec, const struct exec_feed *feed);
 bool exec_lent(const struct exec *exec); /* between lend(true) and lend(false) */

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 
 #include "proto/base/clock.h"
 #include "proto/base/spin.h"
@@ -10,14 +9,13 @@
 #define FRAMES_AT_ONCE 64 /* under one hold of the lock */
 
 struct feed {
-    struct channel *channel; /* borrowed, as is all but the lock */
+    struct channel *channel; /* borrowed, as are the next three */
     struct link *link;
-    struct exec *exec;
+    struct exec *exec;     /* its lock is this one's */
     const struct buf *out; /* what leaves on the socket */
-    pthread_mutex_t lock;
-    struct err broken;  /* under the lock; code 0: nothing */
-    _Atomic bool dead;  /* broken: member 0 looks no more */
-    struct spin spin;  /* member 0's */
+    struct err broken;     /* under the lock; code 0: nothing */
+    _Atomic bool dead;     /* broken: member 0 looks no more */
+    struct spin spin;      /* member 0's */
 };
 
 /* With the lock. */
@@ -65,26 +63,22 @@ static void look(void *user)
     if (!channel_pending(feed->channel) || atomic_load_explicit(&feed->dead, memory_order_relaxed))
         return;
     struct err err;
-    feed_lock(feed);
     size_t out = feed->out->length;
     if (feed->broken.code == 0 && take_frames(feed, &err) < 0)
         set_broken(feed, &err);
     else if (feed->out->length != out)
         exec_ring(feed->exec);
-    feed_unlock(feed);
 }
 
 static void through(void *user)
 {
     struct feed *feed = user;
     struct err err;
-    feed_lock(feed);
     size_t out = feed->out->length;
     if (link_exec_event(feed->link, &err) < 0)
         set_broken(feed, &err);
     else if (feed->out->length != out)
         exec_ring(feed->exec);
-    feed_unlock(feed);
 }
 
 static void lend(void *user, bool lent)
@@ -134,7 +128,6 @@ int feed_new(struct channel *channel, int bell_fd, bool may_spin, struct link *l
     *feed = (struct feed){.channel = channel, .link = link, .exec = exec, .out = out};
     feed->spin = spin_init(may_spin ? channel_spin_us(channel) * CLOCK_NS_PER_US : 0);
     feed->spin.wary = true;
-    pthread_mutex_init(&feed->lock, NULL);
     link_set_channel(link, channel, bell_fd);
     const struct exec_feed calls = {.user = feed, .look = look, .through = through, .lend = lend, .wait = wait, .wake = wake};
     exec_set_feed(exec, &calls);
@@ -144,20 +137,17 @@ int feed_new(struct channel *channel, int bell_fd, bool may_spin, struct link *l
 
 void feed_free(struct feed *feed)
 {
-    if (!feed)
-        return;
-    pthread_mutex_destroy(&feed->lock);
     free(feed);
 }
 
 void feed_lock(struct feed *feed)
 {
     if (feed)
-        pthread_mutex_lock(&feed->lock);
+        exec_lock(feed->exec);
 }
 
 void feed_unlock(struct feed *feed)
 {
     if (feed)
-        pthread_mutex_unlock(&feed->lock);
+        exec_unlock(feed->exec);
 }
