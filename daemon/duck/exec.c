@@ -42,8 +42,8 @@ struct place {
 
 struct exec {
     pthread_t thread;
-    int weights_fd;             /* borrowed */
-    int program_fd;             /* owned; of kernel processes; -1: see program_err */
+    int weights_fd; /* borrowed */
+    int program_fd; /* owned; of kernel processes; -1: see program_err */
     struct err program_err;
     int event_fd;               /* owned */
     struct team_setup setup;    /* of a kernel process's team, too */
@@ -57,10 +57,10 @@ struct exec {
 
     struct exec_feed feed; /* set once, under the lock, before `fed` */
     _Atomic bool fed;
-    bool inside; /* under the lock: member 0 is in look or through, and chooses next */
+    bool inside;        /* under the lock: member 0 is in look or through, and chooses next */
     _Atomic bool knock; /* there may be something for a member 0 that waits at its feed */
     _Atomic bool lent;
-    _Atomic bool rung;  /* the eventfd was written to */
+    _Atomic bool rung; /* the eventfd was written to */
 
     pthread_mutex_t lock;
     pthread_cond_t posted;

@@ -192,6 +192,21 @@ int link_step_take(struct link *link, const struct frame *frame, struct err *err
     return start_next(link, err);
 }
 
+/* 1: it is there; 0: it must go over the socket. */
+static int answer_in_channel(struct link *link, const struct step *step, const struct msg_step_done *done, size_t bytes, struct err *err)
+{
+    uint8_t head[MSG_STEP_DONE_HEAD_MAX];
+    size_t head_bytes;
+    enum channel_mode mode;
+    int r = msg_step_done_head(head, step->request, done, &head_bytes);
+    if (r < 0)
+        return link_sent(r, err);
+    r = channel_send(link->channel, head, head_bytes, step->partial, bytes, &mode, err);
+    if (r > 0 && mode != CHANNEL_AWAKE)
+        (void)eventfd_write(link->bell_fd, 1);
+    return r;
+}
+
 static int answer_step(struct link *link, const struct running *run, const struct exec_result *result, struct err *err)
 {
     const struct step *step = run->step;
@@ -215,23 +230,15 @@ static int answer_step(struct link *link, const struct running *run, const struc
         .parts = result->parts,
     };
     size_t bytes = (size_t)done.tokens * done.hidden * (done.dtype == MSG_F32 ? 4 : 2);
-    struct buf in_channel = {0}, *to = link->out;
-    if (link->channel) {
-        int r = channel_room(link->channel, msg_step_done_bytes(&done), &in_channel.data, err);
-        if (r < 0)
-            return r;
-        in_channel.capacity = msg_step_done_bytes(&done); /* exactly: nothing makes it grow */
-        if (in_channel.data)
-            to = &in_channel;
-    }
+    int r = link->channel ? answer_in_channel(link, step, &done, bytes, err) : 0;
+    if (r != 0)
+        return r < 0 ? r : 0;
     uint8_t *partial;
-    int r = msg_step_done_encode(to, step->request, &done, &partial);
+    r = msg_step_done_encode(link->out, step->request, &done, &partial);
     if (r < 0)
         return link_sent(r, err);
     if (bytes)
         memcpy(partial, step->partial, bytes);
-    if (to == &in_channel && channel_commit(link->channel, in_channel.length) != CHANNEL_AWAKE)
-        (void)eventfd_write(link->bell_fd, 1);
     return 0;
 }
 

@@ -1,7 +1,6 @@
 #include "daemon/head/step_channel.h"
 
 #include <errno.h>
-#include <string.h>
 
 int step_channel_open(struct step_channel *sc, uint32_t spin_us, int *ret_fd, struct err *err)
 {
@@ -20,20 +19,18 @@ void step_channel_close(struct step_channel *sc)
 
 int step_channel_put(struct step_channel *sc, const struct buf *frame, enum step_channel_put *ret_put, struct err *err)
 {
-    uint8_t *room;
-    int r = channel_room(sc->channel, frame->length, &room, err);
-    if (r < 0)
-        return r;
-    *ret_put = STEP_CHANNEL_FULL;
-    if (!room)
-        return 0;
     if (sc->spin_us && !sc->awake) {
         (void)channel_set_mode(sc->channel, CHANNEL_AWAKE); /* the loop polls before it sleeps */
         sc->awake = true;
     }
-    memcpy(room, frame->data, frame->length);
+    enum channel_mode mode;
+    int r = channel_send(sc->channel, frame->data, frame->length, NULL, 0, &mode, err);
+    if (r < 0)
+        return r;
+    *ret_put = STEP_CHANNEL_FULL;
+    if (r == 0)
+        return 0;
     sc->expected++;
-    enum channel_mode mode = channel_commit(sc->channel, frame->length);
     if (mode == CHANNEL_ASLEEP)
         channel_wake(sc->channel);
     *ret_put = mode == CHANNEL_BUSY ? STEP_CHANNEL_NUDGE : STEP_CHANNEL_SENT;

@@ -12,8 +12,10 @@
 #include "proto/base/size.h"
 
 #define MAGIC UINT64_C(0x6c6e6e6863397066)
-#define LINES 128 /* cache lines are fetched in pairs */
+#define LINES 128     /* cache lines are fetched in pairs */
 #define WARM_LINES 12 /* of the ring ahead of the writer */
+#define STAMP 8       /* bytes before each frame */
+#define LINE_REST (CHANNEL_ALIGN - STAMP)
 
 /* Left out only in the mutated build that proves that the stress test would notice. */
 #ifdef CHANNEL_WITHOUT_RECHECK
@@ -23,7 +25,6 @@
 #endif
 
 struct words_of_ring {
-    alignas(LINES) _Atomic uint64_t wrote;
     alignas(LINES) _Atomic uint64_t read;
     alignas(LINES) _Atomic uint32_t mode; /* of the reader */
 };
@@ -40,7 +41,7 @@ struct end {
     struct words_of_ring *words; /* in the memfd */
     uint8_t *ring;               /* mapped twice in a row */
     _Atomic uint64_t at;         /* our own position: bytes ever written, or read; relaxed, for channel_pending of another thread */
-    uint64_t seen;               /* the other side's position when it was looked at last */
+    uint64_t seen;               /* writing: how far the reader was when its position was looked at last */
 };
 
 struct channel {
@@ -151,7 +152,7 @@ uint32_t channel_spin_us(const struct channel *channel)
 
 static size_t stride(size_t bytes)
 {
-    return size_round_up(bytes, CHANNEL_ALIGN);
+    return size_round_up(STAMP + bytes, CHANNEL_ALIGN);
 }
 
 static uint64_t own(const struct end *end)
@@ -159,37 +160,58 @@ static uint64_t own(const struct end *end)
     return atomic_load_explicit(&end->at, memory_order_relaxed);
 }
 
-int channel_room(struct channel *channel, size_t bytes, uint8_t **ret_room, struct err *err)
+static _Atomic uint64_t *stamp(const struct end *end, uint64_t at)
 {
-    struct end *out = &channel->out;
-    uint64_t at = own(out);
-    *ret_room = NULL;
-    if (bytes > CHANNEL_FRAME_MAX)
+    return (_Atomic uint64_t *)(void *)(end->ring + at % CHANNEL_RING);
+}
+
+/* Room for a frame and the stamp after it. */
+static int find_room(struct end *out, uint64_t at, size_t bytes, bool *ret_found, struct err *err)
+{
+    uint64_t most = CHANNEL_RING - CHANNEL_ALIGN - stride(bytes);
+    *ret_found = true;
+    if (at - out->seen <= most) /* as far as we know: else it is worth a cache miss */
         return 0;
-    if (at - out->seen > CHANNEL_RING - stride(bytes)) { /* as far as we know: then it is worth a cache miss */
-        uint64_t seen = atomic_load_explicit(&out->words->read, memory_order_acquire);
-        if (at - seen > CHANNEL_RING || seen % CHANNEL_ALIGN)
-            return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its reader says that it has read %llu bytes of %llu",
-                           (unsigned long long)seen, (unsigned long long)at);
-        out->seen = seen;
-        if (at - seen > CHANNEL_RING - stride(bytes))
-            return 0;
-    }
-    *ret_room = out->ring + at % CHANNEL_RING;
+    uint64_t seen = atomic_load_explicit(&out->words->read, memory_order_acquire);
+    if (at - seen > CHANNEL_RING || seen % CHANNEL_ALIGN)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its reader says that it has read %llu bytes of %llu",
+                       (unsigned long long)seen, (unsigned long long)at);
+    out->seen = seen;
+    *ret_found = at - seen <= most;
     return 0;
 }
 
-enum channel_mode channel_commit(struct channel *channel, size_t bytes)
+static enum channel_mode mode_of(uint32_t word)
+{
+    return word == CHANNEL_AWAKE ? CHANNEL_AWAKE : word == CHANNEL_BUSY ? CHANNEL_BUSY : CHANNEL_ASLEEP;
+}
+
+int channel_send(struct channel *channel, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+                 enum channel_mode *ret_mode, struct err *err)
 {
     struct end *out = &channel->out;
-    uint64_t at = own(out) + stride(bytes);
-    atomic_store_explicit(&out->at, at, memory_order_relaxed);
-    atomic_store_explicit(&out->words->wrote, at, memory_order_seq_cst);
-    uint32_t mode = atomic_load_explicit(&out->words->mode, memory_order_seq_cst);
+    uint64_t at = own(out), after = at + stride(head_bytes + body_bytes);
+    uint8_t *entry = out->ring + at % CHANNEL_RING;
+    bool found;
+    if (head_bytes + body_bytes > CHANNEL_FRAME_MAX)
+        return 0;
+    int r = find_room(out, at, head_bytes + body_bytes, &found, err);
+    if (r < 0 || !found)
+        return r;
+    atomic_store_explicit(stamp(out, after), 0, memory_order_relaxed); /* what lies there from the last time round is no stamp */
+    /* The first line last and at once: its reader may be looking at it all the time. */
+    size_t first = head_bytes < LINE_REST ? head_bytes : LINE_REST;
+    if (body_bytes)
+        memcpy(entry + STAMP + head_bytes, body, body_bytes);
+    memcpy(entry + STAMP + first, (const uint8_t *)head + first, head_bytes - first);
+    memcpy(entry + STAMP, head, first);
+    atomic_store_explicit(&out->at, after, memory_order_relaxed);
+    atomic_store_explicit(stamp(out, at), after, memory_order_seq_cst);
+    *ret_mode = mode_of(atomic_load_explicit(&out->words->mode, memory_order_seq_cst));
     /* The next frame's lines are still in the other's cache from the last time round: fetch them while the answer is on its way. */
-    for (int i = 0; i < WARM_LINES; i++)
-        __builtin_prefetch(out->ring + at % CHANNEL_RING + (size_t)i * CHANNEL_ALIGN, 1);
-    return mode == CHANNEL_AWAKE ? CHANNEL_AWAKE : mode == CHANNEL_BUSY ? CHANNEL_BUSY : CHANNEL_ASLEEP;
+    for (int i = 1; i < WARM_LINES; i++)
+        __builtin_prefetch(out->ring + after % CHANNEL_RING + (size_t)i * CHANNEL_ALIGN, 1);
+    return 1;
 }
 
 void channel_wake(struct channel *channel)
@@ -205,39 +227,34 @@ void channel_wake(struct channel *channel)
 bool channel_pending(const struct channel *channel)
 {
     const struct end *in = &channel->in;
-    return atomic_load_explicit(&in->words->wrote, memory_order_acquire) != own(in);
+    return atomic_load_explicit(stamp(in, own(in)), memory_order_acquire) != 0;
 }
 
 int channel_next(struct channel *channel, struct frame *ret_frame, struct err *err)
 {
     struct end *in = &channel->in;
-    uint64_t at = own(in);
-    if (at == in->seen) {
-        uint64_t wrote = atomic_load_explicit(&in->words->wrote, memory_order_acquire);
-        if (wrote == at)
-            return 0;
-        if (wrote - at > CHANNEL_RING || wrote % CHANNEL_ALIGN)
-            return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its writer says that it has written %llu bytes, %llu were read",
-                           (unsigned long long)wrote, (unsigned long long)at);
-        in->seen = wrote;
-        /* All lines of the next frame are on their way while its header is looked at. */
-        for (size_t ahead = CHANNEL_ALIGN; ahead < wrote - at && ahead < WARM_LINES * CHANNEL_ALIGN; ahead += CHANNEL_ALIGN)
-            __builtin_prefetch(in->ring + at % CHANNEL_RING + ahead);
-    }
-    const uint8_t *bytes = in->ring + at % CHANNEL_RING;
+    uint64_t at = own(in), after = atomic_load_explicit(stamp(in, at), memory_order_acquire), length = after - at;
+    const uint8_t *entry = in->ring + at % CHANNEL_RING;
+    if (after == 0)
+        return 0;
+    if (length > stride(CHANNEL_FRAME_MAX) || length % CHANNEL_ALIGN || length == 0)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: its writer says that it has written %llu bytes, %llu were read",
+                       (unsigned long long)after, (unsigned long long)at);
+    /* All lines of the frame are on their way while its header is looked at. */
+    for (size_t ahead = CHANNEL_ALIGN; ahead < length && ahead < WARM_LINES * CHANNEL_ALIGN; ahead += CHANNEL_ALIGN)
+        __builtin_prefetch(entry + ahead);
     uint8_t header[WIRE_FRAME_HEADER];
-    memcpy(header, bytes, sizeof header);
+    memcpy(header, entry + STAMP, sizeof header);
     __asm__ volatile("" ::: "memory"); /* the copy is what is checked and used, whatever the other side does to the original */
     struct frame frame;
     int r = frame_header_parse(header, &frame, err);
     if (r < 0)
         return err_prefix(err, "channel");
-    size_t whole = WIRE_FRAME_HEADER + (size_t)frame.length;
-    if (whole > CHANNEL_FRAME_MAX || stride(whole) > in->seen - at)
-        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: %s frame: length is %u bytes, %llu were written",
-                       frame_type_name(frame.type), frame.length, (unsigned long long)(in->seen - at));
-    frame.payload = bytes + WIRE_FRAME_HEADER;
-    channel->taking = stride(whole);
+    if (stride(WIRE_FRAME_HEADER + (size_t)frame.length) != length)
+        return err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: %s frame: length is %u bytes, %llu were written with it",
+                       frame_type_name(frame.type), frame.length, (unsigned long long)length);
+    frame.payload = entry + STAMP + WIRE_FRAME_HEADER;
+    channel->taking = length;
     *ret_frame = frame;
     return 1;
 }
@@ -255,7 +272,7 @@ bool channel_set_mode(struct channel *channel, enum channel_mode mode)
 {
     struct end *in = &channel->in;
     atomic_store_explicit(&in->words->mode, mode, memory_order_seq_cst);
-    return RECHECK && atomic_load_explicit(&in->words->wrote, memory_order_seq_cst) != own(in);
+    return RECHECK && atomic_load_explicit(stamp(in, own(in)), memory_order_seq_cst) != 0;
 }
 
 void channel_sleep(struct channel *channel, bool (*ready)(void *user), void *user)

@@ -13,19 +13,25 @@
  *
  *     word, a cache line pair each   who writes
  *     magic, bytes, spin_us          head, before the duck is started
- *     to_duck.wrote                  head     bytes ever put into the ring to the duck
- *     to_duck.read                   duck     bytes ever taken out of it
+ *     to_duck.read                   duck     bytes ever taken out of the ring to the duck
  *     to_duck.mode                   duck     what its reader is doing; a waker may change ASLEEP to AWAKE
- *     to_head.wrote, .read, .mode             likewise with the sides exchanged
+ *     to_head.read, .mode                     likewise with the sides exchanged
  *
- * A frame is as on a socket (wire.h) and lies at a multiple of CHANNEL_ALIGN, with the next one at the following multiple. It is written
- * whole or not at all. Each side keeps its own positions in its own memory, too, and checks the other's: garbage gives -EPROTO and a
- * sentence, never a read outside the ring. A frame is read where it lies; the other side could change it meanwhile, so a reader copies
+ * A frame is as on a socket (wire.h). It lies behind its stamp, which lies at a multiple of CHANNEL_ALIGN, with the next stamp at the
+ * following multiple:
+ *
+ *     +-------+--------+----------------------- - -  --+-----+-------+
+ *     | stamp | header | payload                       | pad | stamp | ...      stamp: bytes ever put into the ring, this frame with it;
+ *     +-------+--------+----------------------- - -  --+-----+-------+                 0: no frame here yet
+ *
+ * So the line that a reader waits for brings it the header as well. Before a stamp is written the one after it is zeroed, which is why a
+ * frame needs room for that, too. A frame is written whole or not at all. Each side keeps its own positions in its own memory and checks
+ * the other's: garbage gives -EPROTO and a sentence, never a read outside the ring. A frame is read where it lies; the other side could change it meanwhile, so a reader copies
  * what it validates before it looks at it (proto/wire decoders read each field once; ids of experts are checked in the duck's copy).
  *
- * Memory order. `wrote` is stored sequentially consistent after the frame's bytes and loaded with acquire by the reader: who sees it
- * sees the frame. `read` is stored with release after the frame was used, and loaded with acquire by the writer before it writes there
- * again. Sleeping is Dekker's: a reader stores its mode, then looks at `wrote` once more; a writer stores `wrote`, then looks at the mode;
+ * Memory order. A stamp is stored sequentially consistent after the frame's bytes and the next stamp's zero, and loaded with acquire by
+ * the reader: who sees it sees both. `read` is stored with release after the frame was used, and loaded with acquire by the writer before it writes there
+ * again. Sleeping is Dekker's: a reader stores its mode, then looks at the stamp once more; a writer stores the stamp, then looks at the mode;
  * all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper.
  *
  * Threads: on each side one reader and one writer at a time, by a lock of the caller's if they are several threads; channel_pending and
@@ -68,11 +74,11 @@ uint32_t channel_spin_us(const struct channel *channel);
 
 /* ---- writing ---- */
 
-/* *ret_room: space for a frame of `bytes`, header and all, to be filled and then sent with channel_commit; NULL when there is none now, or
- * the frame is longer than CHANNEL_FRAME_MAX. -EPROTO: the other side's position cannot be. */
-int channel_room(struct channel *channel, size_t bytes, uint8_t **ret_room, struct err *err);
-/* The other side sees the frame. What its reader was doing then: if not AWAKE, tell it (channel_wake, or as the modes say). */
-enum channel_mode channel_commit(struct channel *channel, size_t bytes);
+/* 1: the other side sees the frame, which is `head` and then `body` (NULL when it has no bytes). *ret_mode: what its reader was doing then;
+ * if not AWAKE, tell it (channel_wake, or as the modes say). 0: there is no room now, or the frame is longer than CHANNEL_FRAME_MAX.
+ * -EPROTO: the other side's position cannot be. */
+int channel_send(struct channel *channel, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
+                 enum channel_mode *ret_mode, struct err *err);
 /* Wakes a duck whose mode is ASLEEP. For the head, and for the duck's own other threads. */
 void channel_wake(struct channel *channel);
 

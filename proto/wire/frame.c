@@ -69,6 +69,18 @@ uint32_t frame_payload_max(enum wire_type type)
     return kind ? kind->payload_max : 0;
 }
 
+void frame_header_write(uint8_t *header, enum wire_type type, uint64_t request, uint32_t length)
+{
+    const struct {
+        uint32_t magic;
+        uint16_t type, zero;
+        uint32_t length, zeros;
+        uint64_t request;
+    } words = {.magic = htole32(WIRE_MAGIC), .type = htole16((uint16_t)type), .length = htole32(length), .request = htole64(request)};
+    _Static_assert(sizeof words == WIRE_FRAME_HEADER, "no padding");
+    memcpy(header, &words, sizeof words);
+}
+
 int64_t frame_begin(struct buf *buf, enum wire_type type, uint64_t request)
 {
     if (!kind_of(type))
@@ -77,13 +89,7 @@ int64_t frame_begin(struct buf *buf, enum wire_type type, uint64_t request)
     if (r < 0)
         return r;
     size_t offset = buf->length;
-    struct bytes_writer w = bytes_writer_init(buf->data + offset, WIRE_FRAME_HEADER);
-    bytes_write_u32(&w, WIRE_MAGIC);
-    bytes_write_u16(&w, (uint16_t)type);
-    bytes_write_u16(&w, 0);
-    bytes_write_u32(&w, 0);
-    bytes_write_u32(&w, 0);
-    bytes_write_u64(&w, request);
+    frame_header_write(buf->data + offset, type, request, 0);
     buf->length += WIRE_FRAME_HEADER;
     return (int64_t)offset;
 }

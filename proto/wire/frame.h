@@ -22,6 +22,9 @@ uint32_t frame_payload_max(enum wire_type type);  /* 0 for an unknown type */
 /* The WIRE_FRAME_HEADER bytes at the front of a frame: type, request and length, payload NULL. -EPROTO with a sentence. */
 int frame_header_parse(const uint8_t *header, struct frame *ret_frame, struct err *err);
 
+/* Writes those bytes. */
+void frame_header_write(uint8_t *header, enum wire_type type, uint64_t request, uint32_t length);
+
 #define FRAME_BUFFER_MAX (UINT32_C(1) << 30) /* bytes of frames that may wait in one buffer; beyond it encoders give -EMSGSIZE */
 
 /* Begins a frame in `buf` (header with length 0); returns its offset or a negative errno. frame_end() fills in the length:

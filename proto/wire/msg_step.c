@@ -10,6 +10,7 @@
 #define STEP_DONE_FIELDS 40
 #define STEP_DONE_COUNTS 16
 #define STEP_DONE_ONE_SHOT 40
+_Static_assert(WIRE_FRAME_HEADER + STEP_DONE_FIELDS + STEP_DONE_COUNTS + STEP_DONE_ONE_SHOT <= MSG_STEP_DONE_HEAD_MAX, "all fit");
 #define MODE_MAX 6
 
 int msg_session_open_encode(struct buf *buf, uint64_t request, const struct msg_session_open *msg)
@@ -168,43 +169,49 @@ static size_t partial_bytes(const struct msg_step_done *msg)
     return (size_t)msg->tokens * msg->hidden * (msg->dtype == MSG_F32 ? 4 : 2);
 }
 
-static size_t step_done_payload(const struct msg_step_done *msg)
+static size_t fields_of(const struct msg_step_done *msg)
 {
-    return STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + (msg->one_shot ? STEP_DONE_ONE_SHOT : 0) + partial_bytes(msg);
+    return STEP_DONE_FIELDS + (msg->counted ? STEP_DONE_COUNTS : 0) + (msg->one_shot ? STEP_DONE_ONE_SHOT : 0);
 }
 
-size_t msg_step_done_bytes(const struct msg_step_done *msg)
+int msg_step_done_head(uint8_t ret_head[MSG_STEP_DONE_HEAD_MAX], uint64_t request, const struct msg_step_done *msg, size_t *ret_bytes)
 {
-    return WIRE_FRAME_HEADER + step_done_payload(msg);
+    if (msg->tokens > WIRE_STEP_TOKENS_MAX || msg->hidden == 0 || msg->hidden > WIRE_HIDDEN_MAX)
+        return -EMSGSIZE;
+    size_t fields = fields_of(msg), payload = fields + partial_bytes(msg);
+    if (payload > WIRE_STEP_PAYLOAD_MAX)
+        return -EMSGSIZE;
+    frame_header_write(ret_head, WIRE_STEP_DONE, request, (uint32_t)payload);
+    struct bytes_writer w = bytes_writer_init(ret_head + WIRE_FRAME_HEADER, fields);
+    bytes_write_u64(&w, msg->duck_time_ns);
+    bytes_write_u64(&w, msg->params);
+    bytes_write_u64(&w, msg->weight_bytes);
+    bytes_write_u32(&w, msg->tokens);
+    bytes_write_u32(&w, msg->hidden);
+    bytes_write_u64(&w, (uint64_t)msg->dtype | (msg->counted ? UINT64_C(1) << 8 | (uint64_t)msg->mode << 16 : 0) |
+                            (uint64_t)msg->one_shot << 24);
+    if (msg->counted) {
+        bytes_write_u64(&w, msg->tiles);
+        bytes_write_u64(&w, msg->tile_tokens);
+    }
+    if (msg->one_shot)
+        write_one_shot(&w, &msg->parts);
+    *ret_bytes = WIRE_FRAME_HEADER + fields;
+    return 0;
 }
 
 int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_step_done *msg, uint8_t **ret_partial)
 {
-    if (msg->tokens > WIRE_STEP_TOKENS_MAX || msg->hidden == 0 || msg->hidden > WIRE_HIDDEN_MAX)
-        return -EMSGSIZE;
-    size_t partial = partial_bytes(msg);
-    struct codec_writer w;
-    int r = codec_begin(&w, buf, WIRE_STEP_DONE, request, step_done_payload(msg));
+    uint8_t head[MSG_STEP_DONE_HEAD_MAX];
+    size_t bytes;
+    int r = msg_step_done_head(head, request, msg, &bytes);
+    if (r == 0)
+        r = buf_reserve(buf, bytes + partial_bytes(msg), FRAME_BUFFER_MAX);
     if (r < 0)
         return r;
-    bytes_write_u64(&w.payload, msg->duck_time_ns);
-    bytes_write_u64(&w.payload, msg->params);
-    bytes_write_u64(&w.payload, msg->weight_bytes);
-    bytes_write_u32(&w.payload, msg->tokens);
-    bytes_write_u32(&w.payload, msg->hidden);
-    bytes_write_u64(&w.payload, (uint64_t)msg->dtype | (msg->counted ? UINT64_C(1) << 8 | (uint64_t)msg->mode << 16 : 0) |
-                                    (uint64_t)msg->one_shot << 24);
-    if (msg->counted) {
-        bytes_write_u64(&w.payload, msg->tiles);
-        bytes_write_u64(&w.payload, msg->tile_tokens);
-    }
-    if (msg->one_shot)
-        write_one_shot(&w.payload, &msg->parts);
-    uint8_t *room = bytes_write_room(&w.payload, partial);
-    r = codec_end(&w);
-    if (r < 0)
-        return r;
-    *ret_partial = room;
+    memcpy(buf->data + buf->length, head, bytes);
+    *ret_partial = buf->data + buf->length + bytes;
+    buf->length += bytes + partial_bytes(msg);
     return 0;
 }
 

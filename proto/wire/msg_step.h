@@ -62,8 +62,9 @@ int msg_session_decode(const struct frame *frame, uint64_t *ret_session, struct 
 int msg_step_encode(struct buf *buf, uint64_t request, const struct msg_step *msg, uint8_t **ret_x, uint8_t **ret_ids,
                     uint8_t **ret_weights);
 int msg_step_decode(const struct frame *frame, struct msg_step *ret_msg, struct err *err);
-/* Bytes of the frame, its header too. */
-size_t msg_step_done_bytes(const struct msg_step_done *msg);
+/* The frame up to its partial, for who has the bytes of that in another place. *ret_bytes: of the head alone. */
+#define MSG_STEP_DONE_HEAD_MAX 128
+int msg_step_done_head(uint8_t ret_head[MSG_STEP_DONE_HEAD_MAX], uint64_t request, const struct msg_step_done *msg, size_t *ret_bytes);
 /* Reserves room for the partial: *ret_partial. */
 int msg_step_done_encode(struct buf *buf, uint64_t request, const struct msg_step_done *msg, uint8_t **ret_partial);
 int msg_step_done_decode(const struct frame *frame, struct msg_step_done *ret_msg, struct err *err);

@@ -15,7 +15,6 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
-#include "proto/base/bytes.h"
 #include "proto/base/clock.h"
 #include "proto/base/size.h"
 #include "proto/base/spin.h"
@@ -23,6 +22,7 @@
 
 #define FRAMES_DEFAULT 60000
 #define IN_FLIGHT_MAX 12
+#define PAYLOAD_MAX 0x3fff
 #define LIMIT_MS 3000 /* without a frame while some are under way: a sleeper was not woken */
 
 struct random {
@@ -57,23 +57,19 @@ static uint8_t byte_of(uint64_t request, size_t i)
 
 static enum channel_mode put(struct channel *channel, enum wire_type type, uint64_t request, size_t payload, struct random *random)
 {
-    uint8_t *room;
+    _Thread_local static uint8_t bytes[WIRE_FRAME_HEADER + PAYLOAD_MAX];
     struct err err;
-    if (channel_room(channel, WIRE_FRAME_HEADER + payload, &room, &err) < 0 || !room) {
+    enum channel_mode mode;
+    size_t whole = WIRE_FRAME_HEADER + payload, head = next(random) % (whole + 1);
+    frame_header_write(bytes, type, request, (uint32_t)payload);
+    for (size_t i = 0; i < payload; i++)
+        bytes[WIRE_FRAME_HEADER + i] = byte_of(request, i);
+    stall(random);
+    if (channel_send(channel, bytes, head, bytes + head, whole - head, &mode, &err) <= 0) {
         fprintf(stderr, "no room\n"); /* with so few under way there must be */
         exit(EXIT_FAILURE);
     }
-    struct bytes_writer w = bytes_writer_init(room, WIRE_FRAME_HEADER);
-    bytes_write_u32(&w, WIRE_MAGIC);
-    bytes_write_u16(&w, (uint16_t)type);
-    bytes_write_u16(&w, 0);
-    bytes_write_u32(&w, (uint32_t)payload);
-    bytes_write_u32(&w, 0);
-    bytes_write_u64(&w, request);
-    for (size_t i = 0; i < payload; i++)
-        room[WIRE_FRAME_HEADER + i] = byte_of(request, i);
-    stall(random);
-    return channel_commit(channel, WIRE_FRAME_HEADER + payload);
+    return mode;
 }
 
 static void check(const struct frame *frame, uint64_t request)
@@ -156,7 +152,7 @@ static bool head_main(struct channel *head, int bell, uint64_t frames, struct ra
         struct err err;
         while (sent < frames && sent - got < 1 + next(random) % IN_FLIGHT_MAX) {
             uint64_t dice = next(random);
-            if (put(head, WIRE_STEP, sent++, dice % 8 ? dice >> 32 & 0x1ff : dice >> 32 & 0x3fff, random) == CHANNEL_ASLEEP)
+            if (put(head, WIRE_STEP, sent++, dice % 8 ? dice >> 32 & 0x1ff : dice >> 32 & PAYLOAD_MAX, random) == CHANNEL_ASLEEP)
                 channel_wake(head);
         }
         int r = channel_next(head, &frame, &err);
