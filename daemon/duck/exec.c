@@ -352,10 +352,10 @@ static void stop_place(struct place *place)
 void exec_cancel(struct exec *exec, enum exec_place where)
 {
     struct place *place = &exec->places[where];
-    pthread_mutex_lock(&exec->lock);
+    bool entered = enter(exec);
     if (place->state == POSTED || place->state == RUNNING)
         stop_place(place);
-    pthread_mutex_unlock(&exec->lock);
+    leave(exec, entered);
 }
 
 static void stop_thread(struct exec *exec)
@@ -476,9 +476,9 @@ void exec_post(struct exec *exec, enum exec_place where, const struct exec_job *
 bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result)
 {
     eventfd_t count;
-    if (atomic_load_explicit(&exec->rung, memory_order_relaxed) && atomic_exchange(&exec->rung, false))
-        (void)eventfd_read(exec->event_fd, &count);
     bool through = false, entered = enter(exec);
+    if (!exec->inside && atomic_exchange(&exec->rung, false)) /* within, it rings for the main thread */
+        (void)eventfd_read(exec->event_fd, &count);
     for (int i = 0; i < EXEC_PLACES && !through; i++) {
         struct place *place = &exec->places[i];
         through = place->state == THROUGH;

@@ -76,7 +76,7 @@ int exec_reserve(struct exec *exec, enum exec_place place, size_t scratch_bytes,
 void exec_post(struct exec *exec, enum exec_place place, const struct exec_job *job);
 /* The place's job ends within a tile of its kernels, or its process by a signal: its result is -ECANCELED, unless it is through already. */
 void exec_cancel(struct exec *exec, enum exec_place place);
-/* True and a result when a job is through; call until false. Also empties the eventfd. */
+/* True and a result when a job is through; call until false. Also empties the eventfd, but for member 0. */
 bool exec_take(struct exec *exec, enum exec_place *ret_place, struct exec_result *ret_result);
 
 /* NULL, or why no job runs any more: a lost member, or (by exec_watch) kernels that make no progress. */
