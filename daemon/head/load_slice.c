@@ -9,7 +9,7 @@ uint32_t load_slice_scales(const struct checkpoint_matrix *matrix, const struct 
     uint32_t column_block = down ? layout->begin / LAYOUT_BLOCK : 0;
     uint32_t tile = layout_tile(shape, first_row), end = tile + layout_tiles(shape, first_row, rows), at = 0;
     for (; tile < end; tile++) {
-        uint32_t block = (begin + layout_tile_row(shape, tile)) / LAYOUT_BLOCK;
+        uint32_t block = (matrix->row_origin + begin + layout_tile_row(shape, tile)) / LAYOUT_BLOCK;
         for (uint32_t segment = 0; segment < shape->segments; segment++)
             ret_scales[at++] = matrix->scales[(size_t)block * matrix->scale_columns + column_block + segment];
     }

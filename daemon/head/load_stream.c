@@ -292,8 +292,10 @@ static int find_nan(struct checkpoint *checkpoint, const struct checkpoint_matri
     uint32_t row, column;
     if (!checkpoint_find_nan(codes, rows, matrix->columns, &row, &column))
         return 0;
-    err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s.weight: row %u, column %u holds the E4M3 code of NaN",
-            checkpoint_shard_name(checkpoint, matrix->shard), matrix->name, first + row, column);
+    char where[320];
+    err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s, column %u holds the E4M3 code of NaN",
+            checkpoint_shard_name(checkpoint, matrix->shard), checkpoint_row_text(checkpoint, matrix, first + row, where, sizeof where),
+            column);
     err_value_str(err, "file", checkpoint_shard_name(checkpoint, matrix->shard));
     err_value_str(err, "tensor", matrix->name);
     err_value_int(err, "row", first + row);

@@ -4,6 +4,9 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
 
 #define ARCH_KEYS_MAX 4
 
@@ -20,6 +23,22 @@ enum arch_shared {
     ARCH_SHARED_NONE,  /* the family has none */
     ARCH_SHARED_PLAIN, /* 1: ducks add it by themselves */
     ARCH_SHARED_GATED, /* a gate of its own for each token, which the client computes: it is one more routed expert, the last one */
+};
+
+enum arch_part {
+    ARCH_PART_DENSE,
+    ARCH_PART_EXPERTS,
+    ARCH_PART_SHARED,
+};
+
+/* A tensor that holds several matrices, each [out, in], the next one's rows below the last row of the one before:
+ * [count * out, in], and of ARCH_PART_EXPERTS [experts, count * out, in]. Its scales are nested alike: [.., block rows, block columns].
+ * Nothing else is known by this table: neither matrices stored [in, out] nor rows of gate and up by turns. */
+struct arch_fused {
+    enum arch_part part;
+    const char *weight, *scale; /* names behind the part's block: "gate_up_proj", "gate_up_proj_scale_inv" */
+    uint32_t count;
+    enum kernels_matrix matrices[2]; /* [count], by ascending rows */
 };
 
 struct arch_family {
@@ -45,6 +64,9 @@ struct arch_family {
     const char *router;        /* "mlp.gate": [experts, hidden], never an expert's matrix */
     const char *shared_gate;   /* "mlp.shared_expert_gate": [1, hidden], of a gated shared expert */
     const char *matrices[3];   /* by enum kernels_matrix: gate, up, down */
+    /* What may stand in a checkpoint in place of a tensor for each matrix, first spelling first; ended by a row without names. NULL:
+     * nothing. */
+    const struct arch_fused *fused;
 };
 
 /* NULL when unknown. */

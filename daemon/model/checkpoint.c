@@ -1,6 +1,7 @@
 #include "daemon/model/checkpoint.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/model/checkpoint_state.h"
@@ -134,6 +135,13 @@ const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpo
     return i < checkpoint->layer_first[layer + 1] ? &checkpoint->matrices[i] : NULL;
 }
 
+/* Where a matrix begins in its tensor. */
+static uint64_t within(const struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix)
+{
+    const struct safetensors_tensor *weight = checkpoint->tensors[matrix - checkpoint->matrices];
+    return matrix->offset - weight->begin - safetensors_data_offset(checkpoint->shards[matrix->shard].file);
+}
+
 int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first_row, uint32_t rows, uint8_t *to,
                     struct err *err)
 {
@@ -141,7 +149,21 @@ int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matri
         return err_set(err, -EINVAL, ERR_INTERNAL, "%s has %u rows, asked for %u at %u", matrix->name, matrix->rows, rows, first_row);
     const struct safetensors_tensor *weight = checkpoint->tensors[matrix - checkpoint->matrices];
     struct safetensors *file = checkpoint_shard_use(checkpoint, matrix->shard);
-    return safetensors_read(file, weight, (uint64_t)first_row * matrix->columns, (uint64_t)rows * matrix->columns, to, err);
+    return safetensors_read(file, weight, within(checkpoint, matrix) + (uint64_t)first_row * matrix->columns,
+                            (uint64_t)rows * matrix->columns, to, err);
+}
+
+const char *checkpoint_row_text(const struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t row, char *text,
+                                size_t size)
+{
+    const struct safetensors_tensor *weight = checkpoint->tensors[matrix - checkpoint->matrices];
+    uint64_t in_all = within(checkpoint, matrix) / matrix->columns + row;
+    if (weight->dims > 2)
+        snprintf(text, size, "tensor %s: expert %llu, row %llu", weight->name, (unsigned long long)(in_all / weight->shape[1]),
+                 (unsigned long long)(in_all % weight->shape[1]));
+    else
+        snprintf(text, size, "tensor %s: row %llu", weight->name, (unsigned long long)in_all);
+    return text;
 }
 
 bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column)

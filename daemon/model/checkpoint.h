@@ -21,14 +21,16 @@
 
 struct checkpoint;
 
-/* One F8_E4M3 matrix with its block scales. */
+/* One F8_E4M3 matrix with its block scales, whether it has a tensor of its own or lies in one with others (arch_family.h: fused). */
 struct checkpoint_matrix {
-    const char *name;       /* "model.layers.1.mlp.experts.3.down_proj" */
+    const char *name;       /* "model.layers.1.mlp.experts.3.down_proj", also where no tensor has that name */
     uint32_t rows, columns; /* as stored: [out, in] */
     uint32_t shard;         /* index for checkpoint_shard_name */
     uint64_t offset;        /* in that file */
-    const float *scales;    /* [ceil(rows/128)][ceil(columns/128)], exact binary32 of whatever dtype the file has */
-    uint32_t scale_rows, scale_columns;
+    const float *scales;    /* [scale_rows][scale_columns], exact binary32 of whatever dtype the file has */
+    uint32_t scale_rows, scale_columns; /* ceil((row_origin + rows) / 128), ceil(columns / 128) */
+    uint32_t row_origin; /* row r has the scales of block row (row_origin + r) / 128; a multiple of 16. 0 but for an up whose blocks begin
+                          * within gate, in the same tensor */
 };
 
 /* BAD_CHECKPOINT names file, tensor and numbers. NO_SUCH when the directory or config.json is not there. */
@@ -80,6 +82,11 @@ const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpo
  * (device, inode, size, mtime, ctime) since it was opened; never maps the file, so a truncation cannot raise SIGBUS. */
 int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first_row, uint32_t rows, uint8_t *to,
                     struct err *err);
+
+/* A row of a matrix as the file has it, for a message: "tensor model.layers.1.mlp.experts.gate_up_proj: expert 3, row 700"; returns
+ * `text`. */
+const char *checkpoint_row_text(const struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t row, char *text,
+                                size_t size);
 
 /* Looks for a NaN code (0x7f, 0xff) in rows of E4M3 codes; false when there is none, else the first one's place in reading order. */
 bool checkpoint_find_nan(const uint8_t *codes, uint32_t rows, uint32_t columns, uint32_t *ret_row, uint32_t *ret_column);

@@ -23,8 +23,8 @@ static size_t place_of(const struct checkpoint *checkpoint, const struct checkpo
 static uint64_t scales_of(const struct checkpoint_matrix *matrix)
 {
     size_t bytes = (size_t)matrix->scale_rows * matrix->scale_columns * sizeof *matrix->scales;
-    const uint64_t parts[] = {matrix->rows, matrix->columns, checksum_of(matrix->scales, bytes)};
-    return checksum_of(parts, sizeof parts);
+    const uint64_t parts[] = {matrix->rows, matrix->columns, checksum_of(matrix->scales, bytes), matrix->row_origin};
+    return checksum_of(parts, matrix->row_origin ? sizeof parts : 3 * sizeof *parts); /* as it was before there were origins */
 }
 
 static int digest_scales(struct checkpoint *checkpoint, struct err *err)
@@ -37,6 +37,8 @@ static int digest_scales(struct checkpoint *checkpoint, struct err *err)
             const struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
             digest_update_u64(digest, matrix->rows);
             digest_update_u64(digest, matrix->columns);
+            if (matrix->row_origin)
+                digest_update_u64(digest, matrix->row_origin);
             digest_update(digest, matrix->scales, (size_t)matrix->scale_rows * matrix->scale_columns * sizeof *matrix->scales);
         }
         digest_finish(digest, checkpoint->layer_scales[layer]);

@@ -6,25 +6,24 @@
 #include "daemon/model/checkpoint_state.h"
 #include "proto/base/size.h"
 
-#define TENSOR_NAME_MAX (ARCH_NAME_MAX + 24)
-
 typedef unsigned long long ull; /* for %llu */
 
-/* A layer whose experts are one tensor, as some publish them. */
-static bool find_fused(const struct checkpoint *checkpoint, const char *prefix, char ret_name[TENSOR_NAME_MAX])
+/* A layer whose experts are one tensor in a way that the family's table does not know. */
+static bool find_stack(const struct checkpoint *checkpoint, const char *prefix, char ret_name[CHECKPOINT_TENSOR_NAME_MAX])
 {
     static const char *const names[] = {"gate_up_proj", "gate_up_proj.weight", "gate_proj", "gate_proj.weight"};
     const char *block = checkpoint->arch->family->experts_block;
     uint32_t shard;
     for (size_t i = 0; block && i < ARRAY_LENGTH(names); i++) {
-        snprintf(ret_name, TENSOR_NAME_MAX, "%.*s%s.%s", ARCH_NAME_MAX, prefix, block, names[i]);
+        snprintf(ret_name, CHECKPOINT_TENSOR_NAME_MAX, "%.*s%s.%s", ARCH_NAME_MAX, prefix, block, names[i]);
         if (checkpoint_tensor(checkpoint, ret_name, &shard))
             return true;
     }
     return false;
 }
 
-static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, struct err *err)
+/* fused: where it might be too, as others of its kind are; NULL: nowhere else. */
+static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, const char *fused, struct err *err)
 {
     char prefix[ARCH_NAME_MAX];
     uint32_t mtp = checkpoint->arch->mtp ? checkpoint->arch->mtp_layers : 0;
@@ -35,21 +34,21 @@ static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, c
         err_value_int(err, "layer", layer);
         err_value_int(err, "layers", checkpoint->layers);
     } else {
-        char fused[TENSOR_NAME_MAX];
-        bool there = find_fused(checkpoint, prefix, fused);
-        err_set(err, -EINVAL, there ? ERR_UNSUPPORTED_MODEL : ERR_BAD_CHECKPOINT, "%s: missing weight tensor %s%s%s%s", checkpoint->dir,
-                weight, there ? "; there is " : "", there ? fused : "",
-                there ? ": all experts in one tensor, needs a tensor for each expert's gate, up and down" : "");
+        char stack[CHECKPOINT_TENSOR_NAME_MAX];
+        bool there = !fused && find_stack(checkpoint, prefix, stack);
+        err_set(err, -EINVAL, there ? ERR_UNSUPPORTED_MODEL : ERR_BAD_CHECKPOINT, "%s: missing weight tensor %s%s%s%s%s%s", checkpoint->dir,
+                weight, fused ? " or " : "", fused ? fused : "", there ? "; there is " : "", there ? stack : "",
+                there ? ": all experts in one tensor, in a way that is not known of this family" : "");
     }
     err_value_str(err, "tensor", weight);
     return -EINVAL;
 }
 
-static int missing_scale(const struct checkpoint *checkpoint, const char *matrix, const char *scale, const char *file, struct err *err)
+int checkpoint_missing_scale(const struct checkpoint *checkpoint, const char *scale, const char *file, struct err *err)
 {
-    char other[TENSOR_NAME_MAX];
+    char other[CHECKPOINT_TENSOR_NAME_MAX];
     uint32_t shard;
-    snprintf(other, sizeof other, "%s.weight_scale", matrix);
+    snprintf(other, sizeof other, "%.*s", (int)(strlen(scale) - strlen("_inv")), scale);
     bool per_channel = checkpoint_tensor(checkpoint, other, &shard) != NULL;
     err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: missing scale tensor %s (its weight is in %s)%s%s%s", checkpoint->dir, scale, file,
             per_channel ? "; there is a " : "", per_channel ? other : "",
@@ -109,58 +108,93 @@ static int grow(struct checkpoint *checkpoint, struct err *err)
     return 0;
 }
 
-static int add_matrix(struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix matrix, struct err *err)
+void checkpoint_single_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char *ret_name)
+{
+    arch_matrix_name(arch, layer, expert, matrix, ret_name);
+    memcpy(ret_name + strlen(ret_name), ".weight", sizeof ".weight");
+}
+
+/* A tensor for this matrix alone. `fused` are others of its kind. */
+static int single_source(const struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix which,
+                         const struct checkpoint_fused *fused, const struct checkpoint_matrix *matrix, struct checkpoint_source *ret_source,
+                         struct err *err)
 {
     const struct arch *arch = checkpoint->arch;
-    char name[ARCH_NAME_MAX], weight_name[TENSOR_NAME_MAX], scale_name[TENSOR_NAME_MAX];
-    arch_matrix_name(arch, layer, expert, matrix, name);
-    snprintf(weight_name, sizeof weight_name, "%s.weight", name);
-    snprintf(scale_name, sizeof scale_name, "%s.weight_scale_inv", name);
+    char name[CHECKPOINT_TENSOR_NAME_MAX], scale_name[CHECKPOINT_TENSOR_NAME_MAX];
+    enum arch_part part = arch_part_of(arch, expert);
+    struct checkpoint_source source = {0};
+    checkpoint_single_name(arch, layer, expert, which, name);
+    snprintf(scale_name, sizeof scale_name, "%s_scale_inv", name);
+    source.weight = checkpoint_tensor(checkpoint, name, &source.shard);
+    if (!source.weight) {
+        const struct arch_fused *row = arch_fused_at(arch, part, which, 0);
+        bool others = row && (fused->at[part][KERNELS_GATE] || fused->at[part][KERNELS_DOWN]);
+        if (others)
+            arch_fused_name(arch, layer, row, scale_name);
+        return missing_weight(checkpoint, layer, name, others ? scale_name : NULL, err);
+    }
+    const char *file = checkpoint->shards[source.shard].name;
+    int r = check_weight(source.weight, file, matrix->rows, matrix->columns, err);
+    if (r < 0)
+        return r;
+    source.scale = checkpoint_tensor(checkpoint, scale_name, &source.scale_shard);
+    if (!source.scale)
+        return checkpoint_missing_scale(checkpoint, scale_name, file, err);
+    r = check_scale(source.weight, source.scale, checkpoint->shards[source.scale_shard].name, matrix->scale_rows, matrix->scale_columns,
+                    err);
+    if (r < 0)
+        return r;
+    *ret_source = source;
+    return 0;
+}
+
+static int add_matrix(struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix which,
+                      const struct checkpoint_fused *fused, struct err *err)
+{
+    const struct arch *arch = checkpoint->arch;
     uint32_t wide = arch_intermediate(arch, expert);
     struct checkpoint_matrix at = {
-        .rows = matrix == KERNELS_DOWN ? arch->hidden : wide,
-        .columns = matrix == KERNELS_DOWN ? wide : arch->hidden,
+        .rows = which == KERNELS_DOWN ? arch->hidden : wide,
+        .columns = which == KERNELS_DOWN ? wide : arch->hidden,
     };
     at.scale_rows = (uint32_t)size_ceil_div(at.rows, LAYOUT_BLOCK);
     at.scale_columns = (uint32_t)size_ceil_div(at.columns, LAYOUT_BLOCK);
 
-    uint32_t scale_shard;
-    const struct safetensors_tensor *weight = checkpoint_tensor(checkpoint, weight_name, &at.shard);
-    if (!weight)
-        return missing_weight(checkpoint, layer, weight_name, err);
-    const char *file = checkpoint->shards[at.shard].name;
-    int r = check_weight(weight, file, at.rows, at.columns, err);
-    if (r < 0)
-        return r;
-    const struct safetensors_tensor *scale = checkpoint_tensor(checkpoint, scale_name, &scale_shard);
-    if (!scale)
-        return missing_scale(checkpoint, name, scale_name, file, err);
-    r = check_scale(weight, scale, checkpoint->shards[scale_shard].name, at.scale_rows, at.scale_columns, err);
+    const struct arch_fused *in = fused->at[arch_part_of(arch, expert)][which];
+    struct checkpoint_source source;
+    int r = in ? checkpoint_fused_source(checkpoint, layer, expert, which, in, &at, &source, err)
+               : single_source(checkpoint, layer, expert, which, fused, &at, &source, err);
     if (r == 0)
         r = grow(checkpoint, err);
     if (r < 0)
         return r;
+    char name[ARCH_NAME_MAX];
+    arch_matrix_name(arch, layer, expert, which, name);
+    at.shard = source.shard;
+    at.row_origin = source.row_origin;
+    at.scale_rows = (uint32_t)size_ceil_div((uint64_t)at.row_origin + at.rows, LAYOUT_BLOCK);
     size_t scale_bytes = (size_t)at.scale_rows * at.scale_columns * sizeof(float);
     _cleanup_(freep) float *scales = malloc(scale_bytes + strlen(name) + 1);
     if (!scales)
-        return err_no_memory(err, scale_name, scale_bytes);
-    r = checkpoint_scales_read(checkpoint, scale, scale_shard, scales, err);
+        return err_no_memory(err, name, scale_bytes);
+    r = checkpoint_scales_read(checkpoint, source.scale, source.scale_shard, source.first_scale_row, at.scale_rows, at.scale_columns,
+                               scales, err);
     if (r < 0)
         return r;
     at.name = memcpy((char *)scales + scale_bytes, name, strlen(name) + 1);
-    at.offset = safetensors_data_offset(checkpoint->shards[at.shard].file) + weight->begin;
+    at.offset = safetensors_data_offset(checkpoint->shards[at.shard].file) + source.weight->begin + source.first_row * at.columns;
     at.scales = STEAL(scales);
     checkpoint->weight_bytes += (uint64_t)at.rows * at.columns;
-    checkpoint->tensors[checkpoint->matrix_count] = weight;
+    checkpoint->tensors[checkpoint->matrix_count] = source.weight;
     checkpoint->matrices[checkpoint->matrix_count++] = at;
     return 0;
 }
 
-static int add_expert(struct checkpoint *checkpoint, uint32_t layer, int expert, struct err *err)
+static int add_expert(struct checkpoint *checkpoint, uint32_t layer, int expert, const struct checkpoint_fused *fused, struct err *err)
 {
     int r = 0;
     for (int matrix = KERNELS_GATE; matrix <= KERNELS_DOWN && r == 0; matrix++)
-        r = add_matrix(checkpoint, layer, expert, (enum kernels_matrix)matrix, err);
+        r = add_matrix(checkpoint, layer, expert, (enum kernels_matrix)matrix, fused, err);
     return r;
 }
 
@@ -189,16 +223,17 @@ int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err)
     if (!checkpoint->layer_first)
         return err_no_memory(err, checkpoint->dir, arch->layers * sizeof *checkpoint->layer_first);
     for (uint32_t layer = 0; layer < arch->layers; layer++) {
-        int r = 0;
         checkpoint->layer_first[layer + 1] = checkpoint->matrix_count;
         if (is_absent(checkpoint, layer))
             continue;
-        if (!arch->layer_is_moe[layer])
-            r = add_expert(checkpoint, layer, ARCH_EXPERT_DENSE, err);
+        struct checkpoint_fused fused;
+        int r = checkpoint_fused_look(checkpoint, layer, &fused, err);
+        if (r == 0 && !arch->layer_is_moe[layer])
+            r = add_expert(checkpoint, layer, ARCH_EXPERT_DENSE, &fused, err);
         for (uint32_t expert = 0; arch->layer_is_moe[layer] && expert < arch->experts && r == 0; expert++)
-            r = add_expert(checkpoint, layer, (int)expert, err);
+            r = add_expert(checkpoint, layer, (int)expert, &fused, err);
         if (arch->layer_is_moe[layer] && arch->shared_intermediate && r == 0)
-            r = add_expert(checkpoint, layer, ARCH_EXPERT_SHARED, err);
+            r = add_expert(checkpoint, layer, ARCH_EXPERT_SHARED, &fused, err);
         if (r < 0)
             return r;
         checkpoint->layer_first[layer + 1] = checkpoint->matrix_count;

@@ -1,5 +1,6 @@
 #include <endian.h>
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/model/checkpoint_state.h"
@@ -21,8 +22,8 @@ static float to_f32(enum safetensors_dtype dtype, const uint8_t *bytes)
     return dtype == SAFETENSORS_BF16 ? kernels_bf16_to_f32(bits) : kernels_f16_to_f32(bits);
 }
 
-int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to,
-                           struct err *err)
+int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, uint64_t first,
+                           uint32_t rows, uint32_t columns, float *to, struct err *err)
 {
     if (scale->dtype != SAFETENSORS_F32 && scale->dtype != SAFETENSORS_BF16 && scale->dtype != SAFETENSORS_F16) {
         err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %s, scales must be F32, BF16 or F16", checkpoint->shards[shard].name,
@@ -31,20 +32,24 @@ int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetenso
         err_value_str(err, "dtype", scale->dtype_name);
         return -EINVAL;
     }
-    size_t width = safetensors_dtype_bits(scale->dtype) / 8, count = scale->shape[0] * scale->shape[1];
+    size_t width = safetensors_dtype_bits(scale->dtype) / 8, count = (size_t)rows * columns;
     _cleanup_(freep) uint8_t *raw = malloc(count * width);
     if (!raw)
         return err_no_memory(err, scale->name, count * width);
-    int r = safetensors_read(checkpoint_shard_use(checkpoint, shard), scale, 0, count * width, raw, err);
+    int r = safetensors_read(checkpoint_shard_use(checkpoint, shard), scale, first * columns * width, count * width, raw, err);
     if (r < 0)
         return r;
     for (size_t i = 0; i < count; i++) {
         to[i] = to_f32(scale->dtype, raw + i * width);
         if (kernels_scale_ok(to[i]))
             continue;
-        unsigned row = (unsigned)(i / scale->shape[1]), column = (unsigned)(i % scale->shape[1]);
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s: the scale of block [%u, %u] is %g, must be finite and at most 2^80 in size",
-                checkpoint->shards[shard].name, scale->name, row, column, (double)to[i]);
+        uint64_t in_all = first + i / columns, of_expert = scale->dims > 2 ? scale->shape[1] : in_all + 1;
+        unsigned row = (unsigned)(in_all % of_expert), column = (unsigned)(i % columns), expert = (unsigned)(in_all / of_expert);
+        char of[32] = "";
+        if (scale->dims > 2)
+            snprintf(of, sizeof of, " of expert %u", expert);
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s: the scale of block [%u, %u]%s is %g, must be finite and at most 2^80 in size",
+                checkpoint->shards[shard].name, scale->name, row, column, of, (double)to[i]);
         err_value_str(err, "file", checkpoint->shards[shard].name);
         err_value_str(err, "tensor", scale->name);
         err_value_int(err, "block_row", row);

@@ -2,6 +2,7 @@
 #ifndef FP9_MODEL_CHECKPOINT_STATE_H
 #define FP9_MODEL_CHECKPOINT_STATE_H
 
+#include "daemon/model/arch_fused.h"
 #include "daemon/model/checkpoint.h"
 #include "daemon/model/checkpoint_index.h"
 #include "proto/base/safetensors.h"
@@ -60,12 +61,35 @@ size_t checkpoint_dir_files(const char *dir);
 /* Tensor by name through the index; NULL when there is none. */
 const struct safetensors_tensor *checkpoint_tensor(const struct checkpoint *checkpoint, const char *name, uint32_t *ret_shard);
 
+/* Where a matrix and its scales lie: tensors of their own, or parts of larger ones. */
+struct checkpoint_source {
+    const struct safetensors_tensor *weight, *scale;
+    uint32_t shard, scale_shard;
+    uint64_t first_row, first_scale_row; /* of the matrix in the tensors; rows of all experts counted through */
+    uint32_t row_origin;                 /* as checkpoint_matrix */
+};
+
 /* checkpoint_resolve.c: all matrices that the arch needs, with their scales. */
 int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err);
+#define CHECKPOINT_TENSOR_NAME_MAX (ARCH_NAME_MAX + 24)
+/* The name of a matrix's own tensor. */
+void checkpoint_single_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char *ret_name);
+/* Refuses: `scale` is not there, but its weight in `file` is. */
+int checkpoint_missing_scale(const struct checkpoint *checkpoint, const char *scale, const char *file, struct err *err);
 
-/* checkpoint_scales.c: the scales of a weight [rows, columns] called `name`, converted and checked, into `to`. */
-int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, float *to,
-                           struct err *err);
+/* checkpoint_fused.c: tensors of a layer that hold several matrices. */
+struct checkpoint_fused {
+    const struct arch_fused *at[3][3]; /* by arch_part and kernels_matrix; NULL: not there */
+};
+int checkpoint_fused_look(const struct checkpoint *checkpoint, uint32_t layer, struct checkpoint_fused *ret_fused, struct err *err);
+/* The matrix, of which rows and columns are known, in a tensor that is there; checked. */
+int checkpoint_fused_source(const struct checkpoint *checkpoint, uint32_t layer, int expert, enum kernels_matrix which,
+                            const struct arch_fused *fused, const struct checkpoint_matrix *matrix, struct checkpoint_source *ret_source,
+                            struct err *err);
+
+/* checkpoint_scales.c: scale rows [first, first + rows) of a tensor [.., columns], converted and checked, into `to`. */
+int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, uint64_t first,
+                           uint32_t rows, uint32_t columns, float *to, struct err *err);
 
 /* checkpoint_digests.c: what can be known without reading weights. */
 int checkpoint_digests_begin(struct checkpoint *checkpoint, struct err *err);

@@ -145,19 +145,6 @@ def test_a38_silu_is_on_the_gate(build, daemon, tmp_path):
         daemon.ok("unload", "swap", "--drop-cache")
 
 
-def test_fused_experts_are_named(build, daemon, tmp_path):
-    """All experts in one tensor is another format; it is refused as such, not as a file that lacks something."""
-    path = checkpoint(build, tmp_path, config("qwen3_5_moe", 128, 128, moe=128, experts=2, top_k=1, layers=2), 1)
-    weights = Weights(path)
-    (shard,) = set(weights.files.values())
-    kept = {name: tensor for name, tensor in weights.tensors.items() if ".experts." not in name}
-    fused = prefix("qwen3_5_moe", 1) + "mlp.experts.gate_up_proj"
-    kept[fused] = safetensors.Tensor("F8_E4M3", np.zeros((2, 256, 128), np.uint8))
-    safetensors.write(shard, kept)
-    os.remove(os.path.join(path, "model.safetensors.index.json"))
-    daemon.refused("load", path, name="UNSUPPORTED_MODEL", words=[fused, "all experts in one tensor"])
-
-
 # ---- layers for multi-token prediction
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm_moe_dsa", "qwen3_5_moe"])

@@ -27,6 +27,7 @@ static const char help[] =
     "  --scale-dtype T         f32, bf16 (default) or f16\n"
     "  --shard-bytes SIZE      largest shard, with K M G T; default 4G\n"
     "  --mtp                   also the layers for multi-token prediction that the config announces\n"
+    "  --fused                 matrices of a layer in one tensor (experts.gate_up_proj) where the family knows how\n"
     "  --sparse                holes in place of all data: headers as large as a model's, on no disk; all is 0\n"
     "  --help, --version\n"
     "\n"
@@ -50,6 +51,7 @@ enum option_id {
     OPTION_SCALE_DTYPE,
     OPTION_SHARD_BYTES,
     OPTION_MTP,
+    OPTION_FUSED,
     OPTION_SPARSE,
     OPTION_HELP,
     OPTION_VERSION,
@@ -93,6 +95,7 @@ static bool take(int option, const char *text, struct mkckpt_options *options)
     case OPTION_SCALE_DTYPE: return scale_dtype(text, &options->scale_dtype);
     case OPTION_SHARD_BYTES: return size_parse(text, &options->shard_bytes) && options->shard_bytes > 0;
     case OPTION_MTP: options->mtp = true; return true;
+    case OPTION_FUSED: options->fused = true; return true;
     case OPTION_SPARSE: options->sparse = true; return true;
     case OPTION_HELP:
     case OPTION_VERSION: break;
@@ -110,7 +113,7 @@ static int run(const struct mkckpt_options *options)
     uint64_t start = clock_now_ns();
     int r = mkckpt_config(options, &config, &arch, &err);
     if (r == 0)
-        r = mkckpt_list_make(arch, options->scale_dtype, &list, &err);
+        r = mkckpt_list_make(arch, options, &list, &err);
     if (r == 0)
         r = mkckpt_write(options, config, &list, &shards, &err);
     if (r == 0) {
@@ -140,6 +143,7 @@ int main(int argc, char **argv)
         {"scale-dtype", required_argument, NULL, OPTION_SCALE_DTYPE},
         {"shard-bytes", required_argument, NULL, OPTION_SHARD_BYTES},
         {"mtp", no_argument, NULL, OPTION_MTP},
+        {"fused", no_argument, NULL, OPTION_FUSED},
         {"sparse", no_argument, NULL, OPTION_SPARSE},
         {"help", no_argument, NULL, OPTION_HELP},
         {"version", no_argument, NULL, OPTION_VERSION},

@@ -1,7 +1,7 @@
 /* fp9-mkckpt: seeded random checkpoints in the real format, for tests and benches of any size.
  *
- * main (mkckpt.c) reads the options; mkckpt_config.c makes the config.json and the tensor list; mkckpt_random.c fills tensors;
- * mkckpt_write.c writes shards and index. One thread; memory is bounded by one band of 128 rows. */
+ * main (mkckpt.c) reads the options; mkckpt_config.c makes the config.json, mkckpt_list.c the tensor list;
+ * mkckpt_random.c fills tensors; mkckpt_write.c writes shards and index. One thread; memory is bounded by one band of 128 rows. */
 #ifndef FP9_TOOLS_MKCKPT_H
 #define FP9_TOOLS_MKCKPT_H
 
@@ -20,6 +20,7 @@ struct mkckpt_options {
     enum safetensors_dtype scale_dtype;
     uint64_t shard_bytes;
     bool mtp;    /* the MTP layers that the config announces too */
+    bool fused;  /* matrices in one tensor wherever the family's table knows how */
     bool sparse; /* holes in place of data: every code and scale is 0 */
 };
 
@@ -33,8 +34,13 @@ struct mkckpt_tensor {
     char *name;
     enum mkckpt_kind kind;
     enum safetensors_dtype dtype;
-    uint64_t shape[2];
+    uint32_t dims;
+    uint64_t shape[3]; /* [dims] */
     uint64_t bytes;
+    /* Of a weight: what is drawn into it one below another, each [part_rows, columns]; owned, and each of them. */
+    char **parts;
+    size_t part_count;
+    uint64_t part_rows;
     uint32_t shard; /* set by mkckpt_write */
 };
 
@@ -47,10 +53,11 @@ void mkckpt_list_release(struct mkckpt_list *list);
 
 /* The config.json to write: the one of --like with the overrides and an FP8 quantization_config; *ret_text is malloced. */
 int mkckpt_config(const struct mkckpt_options *options, char **ret_text, struct arch **ret_arch, struct err *err);
-int mkckpt_list_make(const struct arch *arch, enum safetensors_dtype scale_dtype, struct mkckpt_list *list, struct err *err);
+int mkckpt_list_make(const struct arch *arch, const struct mkckpt_options *options, struct mkckpt_list *list, struct err *err);
 
 /* Random weights: Gaussian with a spread that differs from block to block by powers of two, each 128x128 block quantised to E4M3 with
- * scale = (largest magnitude) / 448 in the scale's dtype. What a tensor holds depends on seed, its name and its shape alone. */
+ * scale = (largest magnitude) / 448 in the scale's dtype. What a tensor holds depends on seed, its name and its shape alone. In a fused
+ * one each matrix is what it would be in a tensor of its own, unless gate is no multiple of 128: then blocks run on from gate into up. */
 struct mkckpt_random;
 struct mkckpt_random *mkckpt_random_new(uint64_t seed, enum safetensors_dtype scale_dtype); /* NULL: out of memory */
 void mkckpt_random_free(struct mkckpt_random *random);

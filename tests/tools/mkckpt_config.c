@@ -5,7 +5,6 @@
 
 #include "daemon/model/arch_family.h"
 #include "daemon/model/text_file.h"
-#include "proto/base/size.h"
 #include "tests/tools/mkckpt.h"
 
 static int override(json_t *config, const char *const *keys, uint32_t value, const char *option, const struct mkckpt_options *options,
@@ -87,77 +86,4 @@ int mkckpt_config(const struct mkckpt_options *options, char **ret_text, struct 
         return r;
     *ret_text = STEAL(written);
     return 0;
-}
-
-void mkckpt_list_release(struct mkckpt_list *list)
-{
-    for (size_t i = 0; i < list->count; i++)
-        free(list->tensors[i].name);
-    free(list->tensors);
-    *list = (struct mkckpt_list){0};
-}
-
-static int add(struct mkckpt_list *list, const char *base, const char *suffix, enum mkckpt_kind kind, enum safetensors_dtype dtype,
-               uint64_t rows, uint64_t columns, struct err *err)
-{
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity ? 2 * list->capacity : 256;
-        struct mkckpt_tensor *grown = reallocarray(list->tensors, capacity, sizeof *grown);
-        if (!grown)
-            return err_no_memory(err, "tensor list", capacity * sizeof *grown);
-        list->tensors = grown;
-        list->capacity = capacity;
-    }
-    struct mkckpt_tensor tensor = {.kind = kind, .dtype = dtype, .shape = {rows, columns}};
-    tensor.bytes = rows * columns * (safetensors_dtype_bits(dtype) / 8); /* at most 2^16 * 2^18 */
-    if (asprintf(&tensor.name, "%s%s", base, suffix) < 0)
-        return err_no_memory(err, base, strlen(base));
-    list->bytes += tensor.bytes;
-    list->tensors[list->count++] = tensor;
-    return 0;
-}
-
-static int add_expert(struct mkckpt_list *list, const struct arch *arch, uint32_t layer, int expert, enum safetensors_dtype scale_dtype,
-                      struct err *err)
-{
-    uint32_t wide = arch_intermediate(arch, expert);
-    int r = 0;
-    for (int matrix = KERNELS_GATE; matrix <= KERNELS_DOWN && r == 0; matrix++) {
-        char name[ARCH_NAME_MAX];
-        arch_matrix_name(arch, layer, expert, (enum kernels_matrix)matrix, name);
-        uint64_t rows = matrix == KERNELS_DOWN ? arch->hidden : wide, columns = matrix == KERNELS_DOWN ? wide : arch->hidden;
-        r = add(list, name, ".weight", MKCKPT_WEIGHT, SAFETENSORS_F8_E4M3, rows, columns, err);
-        if (r == 0)
-            r = add(list, name, ".weight_scale_inv", MKCKPT_SCALE, scale_dtype, size_ceil_div(rows, LAYOUT_BLOCK),
-                    size_ceil_div(columns, LAYOUT_BLOCK), err);
-    }
-    return r;
-}
-
-static int add_router(struct mkckpt_list *list, const struct arch *arch, uint32_t layer, const char *what, uint64_t rows, struct err *err)
-{
-    char name[ARCH_NAME_MAX];
-    arch_layer_prefix(arch, layer, name);
-    size_t at = strlen(name);
-    snprintf(name + at, sizeof name - at, "%s", what);
-    return add(list, name, ".weight", MKCKPT_ROUTER, SAFETENSORS_BF16, rows, arch->hidden, err);
-}
-
-int mkckpt_list_make(const struct arch *arch, enum safetensors_dtype scale_dtype, struct mkckpt_list *list, struct err *err)
-{
-    int r = 0;
-    for (uint32_t layer = 0; layer < arch->layers && r == 0; layer++) {
-        if (!arch->layer_is_moe[layer]) {
-            r = add_expert(list, arch, layer, ARCH_EXPERT_DENSE, scale_dtype, err);
-            continue;
-        }
-        r = add_router(list, arch, layer, arch->family->router, arch->experts - arch->gated_shared, err);
-        if (r == 0 && arch->gated_shared)
-            r = add_router(list, arch, layer, arch->family->shared_gate, 1, err);
-        for (uint32_t expert = 0; expert < arch->experts && r == 0; expert++)
-            r = add_expert(list, arch, layer, (int)expert, scale_dtype, err);
-        if (arch->shared_intermediate && r == 0)
-            r = add_expert(list, arch, layer, ARCH_EXPERT_SHARED, scale_dtype, err);
-    }
-    return r;
 }

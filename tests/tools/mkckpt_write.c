@@ -99,17 +99,17 @@ static int finish(const struct output *out, const char *name, FILE *file, int r,
 
 static int put_weight(const struct output *out, const struct mkckpt_tensor *tensor, size_t scale_width, FILE *file, struct err *err)
 {
-    uint64_t rows = tensor->shape[0], columns = tensor->shape[1];
+    uint64_t rows = tensor->part_rows, columns = tensor->shape[tensor->dims - 1];
     uint8_t *scales = out->scales;
-    for (uint64_t row = 0; row < rows; row += LAYOUT_BLOCK) {
-        uint32_t count = (uint32_t)(rows - row < LAYOUT_BLOCK ? rows - row : LAYOUT_BLOCK);
-        mkckpt_random_band(out->random, tensor->name, row / LAYOUT_BLOCK, count, (uint32_t)columns, out->band, scales);
-        scales += size_ceil_div(columns, LAYOUT_BLOCK) * scale_width;
-        int r = put(file, out->band, count * columns, err);
-        if (r < 0)
-            return r;
-    }
-    return 0;
+    int r = 0;
+    for (size_t part = 0; part < tensor->part_count; part++)
+        for (uint64_t row = 0; r == 0 && row < rows; row += LAYOUT_BLOCK) {
+            uint32_t count = (uint32_t)(rows - row < LAYOUT_BLOCK ? rows - row : LAYOUT_BLOCK);
+            mkckpt_random_band(out->random, tensor->parts[part], row / LAYOUT_BLOCK, count, (uint32_t)columns, out->band, scales);
+            scales += size_ceil_div(columns, LAYOUT_BLOCK) * scale_width;
+            r = put(file, out->band, count * columns, err);
+        }
+    return r;
 }
 
 static int put_router(const struct output *out, const struct mkckpt_tensor *tensor, FILE *file, struct err *err)
@@ -139,7 +139,8 @@ static int put_header(const struct mkckpt_tensor *tensors, size_t count, FILE *f
     if (!items)
         return err_no_memory(err, "header", count * sizeof *items);
     for (size_t i = 0; i < count; i++)
-        items[i] = (struct safetensors_item){.name = tensors[i].name, .dtype = tensors[i].dtype, .dims = 2, .shape = tensors[i].shape};
+        items[i] = (struct safetensors_item){
+            .name = tensors[i].name, .dtype = tensors[i].dtype, .dims = tensors[i].dims, .shape = tensors[i].shape};
     struct buf header = {0};
     int r = safetensors_format_header(items, count, &header, err);
     if (r == 0)
@@ -262,7 +263,7 @@ static int make_buffers(struct output *out, const struct mkckpt_list *list, cons
     uint64_t columns = 1, scales = 1;
     for (size_t i = 0; i < list->count; i++) {
         const struct mkckpt_tensor *tensor = &list->tensors[i];
-        columns = tensor->shape[1] > columns ? tensor->shape[1] : columns;
+        columns = tensor->shape[tensor->dims - 1] > columns ? tensor->shape[tensor->dims - 1] : columns;
         if (tensor->kind == MKCKPT_SCALE && tensor->bytes > scales)
             scales = tensor->bytes;
     }

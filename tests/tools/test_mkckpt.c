@@ -164,6 +164,80 @@ static void deterministic(void **state)
     free(first);
 }
 
+static struct checkpoint *made(const char *out, const char *fused, struct arch **ret_arch)
+{
+    assert_int_equal(RUN("--like", CONFIGS "qwen3.5-35b-a3b.json", "--layers", "2", "--experts", "3", "--hidden", "200",
+                         "--moe-intermediate", "512", "--seed", "5", "--shard-bytes", "200K", "--out", out, fused),
+                     0);
+    return opened(out, ret_arch);
+}
+
+/* Every matrix has the bytes, the scales and the digest that it has in a tensor of its own; few tensors hold them all. */
+static void fused_matrices_are_the_single_ones(void **state)
+{
+    struct arch *arch = NULL, *other = NULL;
+    struct checkpoint *single = made(fixture_path(*state, "single"), NULL, &arch);
+    struct checkpoint *fused = made(fixture_path(*state, "fused"), "--fused", &other);
+    assert_int_equal(arch->experts, 4);
+    for (uint32_t layer = 0; layer < 2; layer++) {
+        uint8_t sources[2][DIGEST_SIZE];
+        for (int i = 0; i < 4 * 3; i++) {
+            const struct checkpoint_matrix *a = checkpoint_find(single, layer, i / 3, (enum kernels_matrix)(i % 3));
+            const struct checkpoint_matrix *b = checkpoint_find(fused, layer, i / 3, (enum kernels_matrix)(i % 3));
+            uint8_t *x = read_all(single, a), *y = read_all(fused, b), part[7 * 512];
+            assert_string_equal(a->name, b->name);
+            assert_int_equal(a->rows, b->rows);
+            assert_int_equal(b->row_origin, 0);
+            assert_memory_equal(x, y, (size_t)a->rows * a->columns);
+            assert_memory_equal(a->scales, b->scales, (size_t)a->scale_rows * a->scale_columns * sizeof *a->scales);
+            assert_int_equal(checkpoint_read(fused, b, b->rows - 7, 7, part, NULL), 0);
+            assert_memory_equal(part, x + (size_t)(a->rows - 7) * a->columns, (size_t)7 * a->columns);
+            assert_true(checkpoint_read(fused, b, b->rows - 7, 8, part, NULL) < 0);
+            free(x);
+            free(y);
+        }
+        assert_false(checkpoint_layer_sources(single, layer, sources[0]));
+        assert_false(checkpoint_layer_sources(fused, layer, sources[1]));
+        assert_memory_equal(sources[0], sources[1], DIGEST_SIZE);
+    }
+    const struct checkpoint_matrix *up = checkpoint_find(fused, 1, 2, KERNELS_UP);
+    char text[200];
+    assert_string_equal(checkpoint_row_text(fused, up, 5, text, sizeof text),
+                        "tensor model.language_model.layers.1.mlp.experts.gate_up_proj: expert 2, row 517");
+    checkpoint_free(single);
+    checkpoint_free(fused);
+    arch_free(arch);
+    arch_free(other);
+    static const char *const outs[] = {"single", "fused"};
+    for (size_t i = 0; i < ARRAY_LENGTH(outs); i++) {
+        void *gone = strdup(fixture_path(*state, outs[i]));
+        assert_int_equal(fixture_remove(&gone), 0);
+    }
+}
+
+/* Blocks that run on: the first of up begins 64 rows before it. */
+static void fused_blocks_run_on(void **state)
+{
+    const char *out = fixture_path(*state, "on");
+    assert_int_equal(RUN("--like", CONFIGS "qwen3-0.6b.json", "--layers", "1", "--hidden", "256", "--intermediate", "320", "--fused",
+                         "--out", out),
+                     0);
+    struct arch *arch = NULL;
+    struct checkpoint *checkpoint = opened(out, &arch);
+    const struct checkpoint_matrix *gate = checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_GATE);
+    const struct checkpoint_matrix *up = checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_UP);
+    assert_int_equal(gate->row_origin, 0);
+    assert_int_equal(gate->scale_rows, 3);
+    assert_int_equal(up->row_origin, 64);
+    assert_int_equal(up->scale_rows, 3);
+    assert_int_equal(up->offset, gate->offset + 320 * 256);
+    assert_memory_equal(gate->scales + 2 * 2, up->scales, 2 * sizeof(float));
+    checkpoint_free(checkpoint);
+    arch_free(arch);
+    void *gone = strdup(out);
+    assert_int_equal(fixture_remove(&gone), 0);
+}
+
 static void scale_dtypes(void **state)
 {
     static const char *const names[] = {"f32", "bf16", "f16"};
@@ -224,6 +298,7 @@ int main(int argc, char **argv)
     if (argc != 2)
         return 2;
     program = argv[1];
-    const struct CMUnitTest tests[] = {TEST(moe), TEST(deterministic), TEST(scale_dtypes), TEST(wrong_usage), TEST(refusals)};
+    const struct CMUnitTest tests[] = {TEST(moe), TEST(deterministic), TEST(fused_matrices_are_the_single_ones),
+                                       TEST(fused_blocks_run_on), TEST(scale_dtypes), TEST(wrong_usage), TEST(refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

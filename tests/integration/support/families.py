@@ -77,10 +77,33 @@ class Weights:
             self.files.update(dict.fromkeys(found, shard))
 
     def matrix(self, name):
-        codes = self.table[self.tensors[name + ".weight"].array]
-        scale = safetensors.values(self.tensors[name + ".weight_scale_inv"])
+        if name + ".weight" not in self.tensors:
+            return self.part(name)
+        return self.scaled(self.tensors[name + ".weight"].array, safetensors.values(self.tensors[name + ".weight_scale_inv"]))
+
+    def scaled(self, codes, scale):
         rows, columns = codes.shape
-        return codes * np.repeat(np.repeat(scale, 128, 0), 128, 1)[:rows, :columns]
+        return self.table[codes] * np.repeat(np.repeat(scale, 128, 0), 128, 1)[:rows, :columns]
+
+    def part(self, name):
+        """Of a fused tensor: [2 * out, in] for gate and up, [experts, ..] for a stack, parameters without a module or with one."""
+        block, which = name.rsplit(".", 1)
+        above, _, last = block.rpartition(".")
+        expert = int(last) if last.isdigit() else None
+        base = f"{block if expert is None else above}.{'down_proj' if which == 'down_proj' else 'gate_up_proj'}"
+        weight, scale = next(pair for pair in ((base, base + "_scale_inv"), (base + ".weight", base + ".weight_scale_inv"))
+                             if pair[0] in self.tensors)
+        codes, scales = self.tensors[weight].array, safetensors.values(self.tensors[scale])
+        if expert is not None:
+            codes, scales = codes[expert], scales[expert]
+        if which == "down_proj":
+            return self.scaled(codes, scales)
+        half = codes.shape[0] // 2
+        mine = slice(half) if which == "gate_proj" else slice(half, None)
+        if scales.shape[0] == -(-codes.shape[0] // 128):  # blocks run on from gate into up
+            return self.scaled(codes, scales)[mine]
+        blocks = scales.shape[0] // 2
+        return self.scaled(codes[mine], scales[:blocks] if which == "gate_proj" else scales[blocks:])
 
     def mlp(self, names, x, neurons=slice(None)):
         """Of all tokens [T, H], by the intermediate neurons that are asked for."""
