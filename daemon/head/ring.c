@@ -25,7 +25,7 @@ struct ring_host {
     int doorbell;        /* eventfd */
     struct loop_io *io;
     /* what is relied on, whatever stands in the memory */
-    uint32_t taken, completed, done[RING_SLOTS];
+    uint32_t taken, completed, cancels, done[RING_SLOTS];
     bool in_flight[RING_SLOTS];
     bool parked; /* memory->parked was set */
     bool active; /* a step was taken or answered since the loop slept */
@@ -243,6 +243,19 @@ static void take_one(struct head *head, struct ring_host *ring, uint32_t submitt
     take_call(head, ring, index);
 }
 
+/* Steps in flight whose answers are not wanted. A word that tells of another answer than the next one is old, or nonsense. */
+static void take_cancels(struct head *head, struct ring_host *ring, uint32_t cancels)
+{
+    const struct session *session = ring->session;
+    ring->cancels = cancels;
+    for (uint32_t lane = 0; lane < session->lane_count; lane++) {
+        uint32_t slot = session->lanes[lane].ring_slot;
+        if (session->lanes[lane].busy && session->lanes[lane].in_ring &&
+            *(const volatile uint32_t *)&ring->memory->cancel[slot] == ring->done[slot] + 1)
+            step_cancel(head, session, lane);
+    }
+}
+
 static enum loop_found look(void *user)
 {
     struct head *head = user;
@@ -255,7 +268,8 @@ static enum loop_found look(void *user)
         }
         active |= ring->active;
         uint32_t submitted = atomic_load_explicit(&ring->memory->submitted, memory_order_acquire);
-        if (submitted == ring->taken || ring->ended)
+        uint32_t cancels = atomic_load_explicit(&ring->memory->cancels, memory_order_acquire);
+        if ((submitted == ring->taken && cancels == ring->cancels) || ring->ended)
             continue;
         /* It is the last whose turn comes again. */
         *at = ring->next;
@@ -263,7 +277,10 @@ static enum loop_found look(void *user)
             at = &(*at)->next;
         *at = ring;
         ring->next = NULL;
-        take_one(head, ring, submitted);
+        if (submitted != ring->taken)
+            take_one(head, ring, submitted);
+        else
+            take_cancels(head, ring, cancels);
         act_run(head); /* may be the end of the ring */
         return LOOP_FOUND;
     }
@@ -279,7 +296,8 @@ static bool park(void *user)
             continue;
         ring->parked = true;
         atomic_store_explicit(&ring->memory->parked, 1, memory_order_seq_cst);
-        if (atomic_load_explicit(&ring->memory->submitted, memory_order_seq_cst) != ring->taken)
+        if (atomic_load_explicit(&ring->memory->submitted, memory_order_seq_cst) != ring->taken ||
+            atomic_load_explicit(&ring->memory->cancels, memory_order_seq_cst) != ring->cancels)
             return false;
     }
     return true;

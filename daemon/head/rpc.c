@@ -32,6 +32,7 @@ static const struct {
     {"session.list", rpc_session_list},
     {"session.open", rpc_session_open},
     {"status", rpc_status},
+    {"step.cancel", rpc_step_cancel},
 };
 
 static int handle(const struct call *call, const struct schema_method *method, json_t **ret_result, struct err *err)

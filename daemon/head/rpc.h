@@ -41,6 +41,7 @@ int rpc_session_close(const struct call *call, json_t **ret_result, struct err *
 int rpc_session_list(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_decode(const struct call *call, json_t **ret_result, struct err *err);
 int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err);
+int rpc_step_cancel(const struct call *call, json_t **ret_result, struct err *err);
 
 /* The session that the params name. It belongs to the connection that opened it: others get NO_SUCH (NULL) and do not learn whether it
  * exists. */

@@ -60,6 +60,23 @@ int rpc_prefill(const struct call *call, json_t **ret_result, struct err *err)
     return step(call, true, err);
 }
 
+int rpc_step_cancel(const struct call *call, json_t **ret_result, struct err *err)
+{
+    const struct session *session = rpc_own_session(call, err);
+    const json_t *wanted = json_object_get(call->params, "request");
+    bool found = false;
+    if (!session)
+        return -ENOENT;
+    for (uint32_t lane = 0; lane < session->lane_count; lane++) {
+        if (!session->lanes[lane].busy || !json_equal(session->lanes[lane].step_id, wanted))
+            continue;
+        step_cancel(call->head, session, lane);
+        found = true;
+    }
+    *ret_result = json_pack("{s:b}", "cancelled", found);
+    return 0;
+}
+
 static json_t *one_shot_json(const struct msg_one_shot *parts)
 {
     return json_pack("{s:o, s:o, s:o, s:o, s:o}", "spawn", rpc_real((double)parts->spawn_ns / 1e3), "map",

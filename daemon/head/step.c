@@ -221,6 +221,14 @@ int step_take(struct head *head, struct session *session, const struct step_call
     return 0;
 }
 
+void step_cancel(struct head *head, const struct session *session, uint32_t lane)
+{
+    const struct core_session *core_session = core_session_find(head->core, session->id);
+    char why[64];
+    snprintf(why, sizeof why, "its step of layer %u was cancelled by its client", core_session ? core_session->steps[lane].layer : 0);
+    core_step_cancel(head->core, session->id, lane, why);
+}
+
 /* The lane is the next step's. NULL: nobody waits for an answer. */
 static struct session *end_step(struct head *head, uint64_t id, uint32_t lane, const struct core_step **ret_step)
 {

@@ -28,6 +28,9 @@ struct step_call {
  * checked on copies: a client may write to the arena at any time. */
 int step_take(struct head *head, struct session *session, const struct step_call *call, uint32_t *ret_lane, struct err *err);
 
+/* At its client's wish. Its answer, CANCELLED, follows as a failure does. */
+void step_cancel(struct head *head, const struct session *session, uint32_t lane);
+
 /* CORE_ACT_STEP_DONE and CORE_ACT_STEP_FAILED: the answer, the way the request came. */
 void step_done(struct head *head, uint64_t session, uint32_t lane);
 void step_failed(struct head *head, uint64_t session, uint32_t lane);

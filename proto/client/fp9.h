@@ -275,10 +275,14 @@ int fp9_session_close_request(struct fp9_session *session, uint64_t *ret_id, str
 int fp9_step_request(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, uint64_t *ret_id,
                      struct fp9_error *error);
 int fp9_step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing *ret_timing, struct fp9_error *error);
+/* The step of fp9_step_request() is not wanted any more. Does not wait: its answer comes as ever, soon, and is CANCELLED, unless the step
+ * was through before; a prefill leaves its ducks within a tile, for the next step. Nothing happens when the answer is there already. Until
+ * the answer was taken the step's memory is not the caller's. As JSON it is one more of the 64 calls under way (-EBUSY). */
+int fp9_step_cancel(struct fp9_session *session, uint64_t id, struct fp9_error *error);
 
 /* The call that was answered first among those whose answers were not taken; 0: none. On a broken connection every call is answered. */
 uint64_t fp9_next_answer(const struct fp9_conn *conn);
-/* Drops a call's answer, now or when it comes. Nothing is cancelled at fp9d: see job.cancel, and fp9_session_close() for steps. Of a
+/* Drops a call's answer, now or when it comes. Nothing is cancelled at fp9d: see job.cancel, and fp9_step_cancel() for steps. Of a
  * session.open only the arena is dropped; the session lives as long as the connection. An id that is not known is ignored. */
 void fp9_forget(struct fp9_conn *conn, uint64_t id);
 

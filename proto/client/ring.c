@@ -50,6 +50,13 @@ static void set_waits(struct ring_client *ring, enum ring_waits waits)
     atomic_store_explicit(&ring->memory->waits, waits, memory_order_seq_cst);
 }
 
+static void wake(struct ring_client *ring)
+{
+    /* It fails only when so many rings are unread that fp9d is sure to look. */
+    if (atomic_load_explicit(&ring->memory->parked, memory_order_seq_cst) && eventfd_write(ring->doorbell, 1) < 0)
+        return;
+}
+
 void ring_submit(struct ring_client *ring, uint32_t slot, uint64_t id, const struct ring_call *call, bool notified)
 {
     struct ring *memory = ring->memory;
@@ -59,9 +66,14 @@ void ring_submit(struct ring_client *ring, uint32_t slot, uint64_t id, const str
     if (notified)
         set_waits(ring, RING_WAITS_NOTIFIED);
     atomic_store_explicit(&memory->submitted, ++ring->submitted, memory_order_seq_cst);
-    /* It fails only when so many rings are unread that fp9d is sure to look. */
-    if (atomic_load_explicit(&memory->parked, memory_order_seq_cst) && eventfd_write(ring->doorbell, 1) < 0)
-        return;
+    wake(ring);
+}
+
+void ring_cancel(struct ring_client *ring, uint32_t slot)
+{
+    ring->memory->cancel[slot] = ring->done[slot] + 1;
+    atomic_store_explicit(&ring->memory->cancels, ++ring->cancels, memory_order_seq_cst);
+    wake(ring);
 }
 
 static bool answered(const struct ring_client *ring, uint32_t slot)

@@ -14,7 +14,7 @@ struct fp9_conn;
 struct ring_client {
     struct ring *memory; /* mapped with the session's arena */
     int doorbell;        /* owned */
-    uint32_t submitted;
+    uint32_t submitted, cancels;
     uint32_t done[RING_SLOTS];  /* answers that were seen */
     uint64_t calls[RING_SLOTS]; /* id of the call whose step is in the slot; 0: free */
     struct spin spin;
@@ -27,6 +27,8 @@ void ring_release(struct ring_client *ring);
 uint32_t ring_free_slot(const struct ring_client *ring);
 /* The step of call `id` is handed over in a free slot. `notified`: its answer is to be told over the connection. */
 void ring_submit(struct ring_client *ring, uint32_t slot, uint64_t id, const struct ring_call *call, bool notified);
+/* The step in the slot is not wanted any more. */
+void ring_cancel(struct ring_client *ring, uint32_t slot);
 /* Calls of the connection's sessions that were answered through their rings are done. True: there were some. */
 bool ring_collect(struct fp9_conn *conn);
 /* Waits until the call in the slot is answered, the ring has ended or the connection is broken. */

@@ -327,6 +327,31 @@ int fp9_step_answer(struct fp9_session *session, uint64_t id, struct fp9_timing 
     return r == 0 || r == -EAGAIN ? r : conn_error(error, &err);
 }
 
+static int step_cancel(struct fp9_session *session, uint64_t id, struct err *err)
+{
+    struct core_call *call = session->conn && id ? core_find(session->conn, id) : NULL;
+    if (!call || call->step.session != session || call->forgotten)
+        return err_set(err, -ENOENT, ERR_NO_SUCH, "the session has no step %llu under way", (unsigned long long)id);
+    if (call->done)
+        return 0;
+    if (call->step.in_ring) {
+        ring_cancel(&session->ring, call->step.slot);
+        return 0;
+    }
+    json_t *params = json_pack("{s:I,s:I}", "session", (json_int_t)session->id, "request", (json_int_t)id);
+    uint64_t asked = 0;
+    int r = params ? core_request(session->conn, "step.cancel", params, &asked, err) : err_no_memory(err, "a cancel", 0);
+    if (r == 0)
+        core_forget(session->conn, core_find(session->conn, asked));
+    return r;
+}
+
+int fp9_step_cancel(struct fp9_session *session, uint64_t id, struct fp9_error *error)
+{
+    struct err err = {0};
+    return step_cancel(session, id, &err) ? conn_error(error, &err) : 0;
+}
+
 static int step_run(struct fp9_session *session, enum fp9_kind kind, const struct fp9_step *step, struct fp9_timing *ret_timing,
                     struct fp9_error *error)
 {

@@ -6,6 +6,8 @@
  *      submitted   steps handed over so far        parked      1: it sleeps, ring the doorbell
  *      queue[n%8]  slot of the n-th step           ended       1: no step is taken any more, why is in end
  *      waits       how it waits for answers        completed   steps answered so far
+ *      cancels     cancels asked for so far
+ *      cancel[8]   of each slot, the answer that is not wanted
  *
  *      slot 0      call                            answer, done
  *      ...                                         (done: answers of this slot so far)
@@ -26,9 +28,14 @@
  *      waits = RING_WAITS_NOT
  *      or, with RING_WAITS_NOTIFIED, a ring.completed notification comes over the session's connection for every answer, for programs
  *      that wait for several things at once.
+ * Cancelling a step that was handed over (slot.done was d before):
+ *      cancel[slot] = d + 1                            plain store
+ *      cancels = cancels + 1                           sequentially consistent store
+ *      if (parked) write 1 to the doorbell             as above
+ *      The step is answered as ever: failed, with CANCELLED, or as it was when it was through already. Its ducks are free within a tile.
  * fp9d takes what was handed over when it comes round; it writes y and slot.answer, then slot.done (release), then adds 1 to completed
- * (sequentially consistent) and only then looks at waits (likewise). Before it sleeps it stores parked (likewise) and looks at submitted
- * once more.
+ * (sequentially consistent) and only then looks at waits (likewise). When all that was handed over is taken it looks at cancels. Before it
+ * sleeps it stores parked (likewise) and looks at submitted and cancels once more.
  *
  * Why this is enough. call and queue are read after an acquire load of submitted that pairs with its store: they are what was written
  * before. done pairs with its release in the same way, y included. A wake-up is never lost: of "submitted, then parked?" and "parked, then
@@ -43,6 +50,7 @@
 #define FP9_CONTROL_RING_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "proto/base/err.h"
@@ -120,6 +128,8 @@ struct ring {
     /* client */
     _Alignas(64) _Atomic uint32_t submitted;
     uint8_t queue[RING_SLOTS];
+    _Atomic uint32_t cancels;
+    uint32_t cancel[RING_SLOTS];
     _Alignas(64) _Atomic uint32_t waits; /* enum ring_waits */
     /* fp9d */
     _Alignas(64) _Atomic uint32_t parked;
@@ -131,5 +141,6 @@ struct ring {
 
 _Static_assert(sizeof(struct ring_call) == 64 && sizeof(struct ring_answer) == 112, "the layout is part of the protocol");
 _Static_assert(sizeof(_Atomic uint32_t) == 4 && ATOMIC_INT_LOCK_FREE == 2, "words of the ring are plain words in memory");
+_Static_assert(offsetof(struct ring, cancels) == 76 && offsetof(struct ring, waits) == 128, "likewise");
 
 #endif

@@ -194,6 +194,10 @@ int rpc_check_params(const struct schema_method *method, const json_t *params, s
         case SCHEMA_STRING: r = check_string(param, value, err); break;
         case SCHEMA_INT: r = check_int(param->name, param->low, param->high, value, err); break;
         case SCHEMA_TENSOR: r = check_tensor(param, value, err); break;
+        case SCHEMA_ID:
+            if (!json_is_integer(value) && !json_is_string(value))
+                r = refuse(err, ERR_BAD_REQUEST, param->name, value, "is neither a whole number nor a string");
+            break;
         case SCHEMA_BOOL:
             if (!json_is_boolean(value))
                 r = refuse(err, ERR_BAD_REQUEST, param->name, value, "is neither true nor false");

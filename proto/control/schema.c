@@ -132,6 +132,11 @@ static const struct schema_param session_params[] = {
     INT("session", REQUIRED, 1, SESSION_MAX, "id of the session"),
 };
 
+static const struct schema_param cancel_params[] = {
+    {"request", SCHEMA_ID, REQUIRED, 0, 0, NULL, "the id of the decode or prefill request, as it was sent"},
+    INT("session", REQUIRED, 1, SESSION_MAX, "id of the session"),
+};
+
 static const struct schema_param step_params[] = {
     INT("deadline_ms", OPTIONAL, 1, DEADLINE_MAX,
         "fail with DEADLINE when the output is not there so many milliseconds after the request; [fleet] deadline_s when left out"),
@@ -186,6 +191,8 @@ const struct schema_method schema_methods[] = {
      "start a session; the arena's memfd comes with the answer's first byte"},
     {"status", false, NO_PARAMS, "state, version, uptime_s, ducks, models, sessions, one_shot_sessions, persistent_judge, jobs, timing",
      "the daemon at a glance"},
+    {"step.cancel", false, PARAMS(cancel_params), "cancelled",
+     "end a step in flight; its own request is answered with CANCELLED, and its ducks are free within a tile"},
 };
 
 const size_t schema_method_count = ARRAY_LENGTH(schema_methods);

@@ -9,6 +9,7 @@ enum schema_type {
     SCHEMA_STRING,
     SCHEMA_INT,
     SCHEMA_BOOL,
+    SCHEMA_ID,     /* of a JSON-RPC request: a whole number or a string */
     SCHEMA_TENSOR, /* {offset, dtype?} in the session's arena or {b64, dtype?}; an output also {dtype?}, see rpc_param_tensor */
 };
 

@@ -342,11 +342,54 @@ static void processing(void **state)
     fp9_close(conn);
 }
 
+/* A cancel is a call of its own whose answer nobody takes; the step's comes as ever. */
+static void cancelled(void **state)
+{
+    (void)state;
+    struct fp9_conn *conn = fp9_new();
+    uint8_t *shared;
+    struct fp9_session *session = opened(conn, 5, &shared);
+    struct input input;
+    struct fp9_step step = step_of(&input, 7);
+    struct fp9_error error;
+    uint64_t id;
+    assert_int_equal(fp9_step_cancel(session, 4711, &error), -ENOENT);
+    assert_string_equal(error.name, "NO_SUCH");
+    assert_int_equal(fp9_step_request(session, FP9_PREFILL, &step, &id, &error), 0);
+    json_decref(sent(conn));
+    assert_int_equal(fp9_step_cancel(session, id, &error), 0);
+    json_t *request = sent(conn);
+    const char *method;
+    json_int_t own, number, of;
+    assert_int_equal(json_unpack(request, "{s:s, s:I, s:{s:I, s:I!}}", "method", &method, "id", &own, "params", "session", &number,
+                                 "request", &of),
+                     0);
+    assert_string_equal(method, "step.cancel");
+    assert_true(number == 5 && of == (json_int_t)id && own != of);
+    assert_int_equal(fp9_step_answer(session, id, NULL, &error), -EAGAIN);
+    feed(conn, (uint64_t)own, "result", "{\"cancelled\":true}", -1);
+    assert_int_equal(fp9_next_answer(conn), 0);
+    feed(conn, id, "error", "{\"code\":-32012,\"message\":\"so\",\"data\":{\"name\":\"CANCELLED\"}}", -1);
+    assert_int_equal(fp9_next_answer(conn), id);
+    assert_int_equal(fp9_step_cancel(session, id, &error), 0); /* the answer is there: nothing to do */
+    size_t length;
+    fp9_output(conn, &length);
+    assert_int_equal(length, 0);
+    assert_int_equal(fp9_step_answer(session, id, NULL, &error), -ECANCELED);
+    assert_string_equal(error.name, "CANCELLED");
+    assert_int_equal(fp9_step_cancel(session, id, &error), -ENOENT);
+    json_decref(request);
+    fp9_session_close_request(session, NULL, NULL);
+    fp9_close(conn);
+    munmap(shared, ARENA);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_of_two_sessions),
         cmocka_unit_test(steps_in_the_arena),
+        cmocka_unit_test(cancelled),
         cmocka_unit_test(forgotten),
         cmocka_unit_test(unsealed),
         cmocka_unit_test(processing),

@@ -213,11 +213,43 @@ static void notified(void **state)
     end(&daemon);
 }
 
+/* Two words and, when fp9d sleeps, its doorbell; the answer comes as ever. */
+static void cancelled(void **state)
+{
+    (void)state;
+    struct daemon daemon;
+    begin(&daemon);
+    uint16_t x[HIDDEN] = {0}, y[HIDDEN];
+    struct fp9_error error;
+    uint64_t rung;
+    for (uint32_t i = 0; i < 2; i++) { /* the second time the slot's done is 1 before */
+        uint64_t id = submit(&daemon, x, y);
+        struct ring_slot *slot = slot_of(&daemon, i);
+        uint8_t index = daemon.ring->queue[i % RING_SLOTS];
+        assert_int_equal(atomic_load(&daemon.ring->cancels), i);
+        atomic_store(&daemon.ring->parked, i);
+        assert_int_equal(fp9_step_cancel(daemon.session, id, &error), 0);
+        assert_int_equal(daemon.ring->cancel[index], i + 1);
+        assert_int_equal(atomic_load(&daemon.ring->cancels), i + 1);
+        assert_int_equal(eventfd_read(daemon.doorbell, &rung), i ? 0 : -1);
+        atomic_store(&daemon.ring->parked, 0);
+        slot->answer = (struct ring_answer){.failed = 1};
+        strcpy(slot->text.name, "CANCELLED");
+        done(&daemon, slot);
+        assert_int_equal(fp9_step_answer(daemon.session, id, NULL, &error), -ECANCELED);
+        assert_string_equal(error.name, "CANCELLED");
+        assert_int_equal(fp9_step_cancel(daemon.session, id, &error), -ENOENT);
+        assert_int_equal(atomic_load(&daemon.ring->cancels), i + 1);
+    }
+    end(&daemon);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_there_and_back),
         cmocka_unit_test(errors),
+        cmocka_unit_test(cancelled),
         cmocka_unit_test(forgotten),
         cmocka_unit_test(notified),
     };

@@ -303,6 +303,10 @@ class Connection:
 
     # ---- sessions
 
+    def step_cancel(self, session, request):
+        """Ends the step in flight that the decode or prefill request of this id asked for; Step.cancel() does it for its own."""
+        return self.call("step.cancel", session=session, request=request)
+
     def session_list(self):
         return self.call("session.list")["sessions"]
 

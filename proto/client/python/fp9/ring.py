@@ -12,7 +12,7 @@ import struct
 from .errors import Error
 
 VERSION, SLOTS, BYTES = 1, 8, 20864  # BYTES: of the whole
-SUBMITTED, QUEUE, WAITS, COMPLETED, ENDED, END_TEXT, SLOTS_AT = 64, 68, 128, 256, 260, 320, 2432
+SUBMITTED, QUEUE, CANCELS, CANCEL, WAITS, COMPLETED, ENDED, END_TEXT, SLOTS_AT = 64, 68, 76, 80, 128, 256, 260, 320, 2432
 SLOT_BYTES, DONE, ANSWER, TEXT = 2304, 64, 72, 192
 CALL = struct.Struct("<BBHIIIIIQQQQQ")
 ANSWERED = struct.Struct("<IIIIQQQQQQQQQQQQ")
@@ -35,7 +35,7 @@ class Ring:
             raise Error("BAD_REQUEST", f"the step ring from Python is for x86-64; this is {platform.machine()}")
         self._core, self._memory, self._doorbell = core, memory, doorbell
         self._words = memory[:len(memory) // 4 * 4].cast("I")
-        self._submitted, self._done = 0, [0] * SLOTS
+        self._submitted, self._cancels, self._done = 0, 0, [0] * SLOTS
         self._calls = [None] * SLOTS  # call's number, kind
         self._words[WAITS // 4] = WAITS_NOTIFIED
         core.rings.append(self)
@@ -71,6 +71,15 @@ class Ring:
         self._words[SUBMITTED // 4] = self._submitted
         os.eventfd_write(self._doorbell, 1)
         return number
+
+    def cancel(self, number):
+        """The step of the call is not wanted any more."""
+        for slot, call in enumerate(self._calls):
+            if call is not None and call[0] == number:
+                self._words[CANCEL // 4 + slot] = (self._done[slot] + 1) & 0xFFFFFFFF
+                self._cancels = (self._cancels + 1) & 0xFFFFFFFF
+                self._words[CANCELS // 4] = self._cancels
+                os.eventfd_write(self._doorbell, 1)
 
     def collect(self):
         """Takes the answers that are there."""

@@ -266,7 +266,7 @@ class Step:
     """
 
     def __init__(self, session, kind, params, places):
-        self._connection = session.connection
+        self._connection, self._session = session.connection, session
         self.timing, self.taken, self._begin = None, False, time.monotonic_ns()
         self.y = places.output(params["tokens"])
         self.number = session.ring.submit(kind, params) if session.ring else session.connection.request(kind, **params)
@@ -274,6 +274,17 @@ class Step:
     def waiting(self):
         """True while there is no answer."""
         return self._connection.core.waiting(self.number)
+
+    def cancel(self):
+        """The step is not wanted any more: it ends soon, and wait() raises CANCELLED, unless it was through before. Does not wait; does
+        nothing when the answer is there."""
+        if not self.waiting() or self._session.id is None:
+            return
+        if self._session.ring:
+            self._session.ring.cancel(self.number)
+        else:
+            connection = self._connection
+            connection.core.forget(connection.request("step.cancel", session=self._session.id, request=self.number))
 
     def wait(self, timeout=None):
         """Waits for the answer, raises its error, gives the step itself. After a TimeoutError it may be called again."""
