@@ -91,11 +91,18 @@ def draw(rng):
     return case, rng.randint(1, min(most, DUCKS)), multiple_of, rng.choice(("f32", "bf16", "f16"))
 
 
+def may_be_fused(case):
+    """What fp9-mkckpt --fused writes of it can be known: see docs/checkpoints.md."""
+    return all(wide % 128 <= 64 and (wide % 128 == 0 or wide % 16 == 0)
+               for wide in (case["dense"], case["moe"], case["moe"] * case["shared"]))
+
+
 def one_draw(build, daemon, folder, seed):
     rng = random.Random(seed)
     case, tp, multiple_of, dtype = draw(rng)
-    what = f"seed {seed}: {case}, tp {tp}, multiple_of {multiple_of}, scales {dtype}"
-    path = checkpoint(build, folder, config(**case), seed, "--scale-dtype", dtype)
+    fused = ("--fused",) if may_be_fused(case) and rng.random() < 0.5 else ()
+    what = f"seed {seed}: {case}, tp {tp}, multiple_of {multiple_of}, scales {dtype} {fused}"
+    path = checkpoint(build, folder, config(**case), seed, "--scale-dtype", dtype, *fused)
     plan = daemon.ok("plan", path, "--tp", tp, "--multiple-of", multiple_of)
     done = daemon.ok("load", path, "--name", "drawn", "--tp", tp, "--multiple-of", multiple_of)
     assert held(daemon, done["model_key"]) == sorted(rank["bytes"] for rank in plan["ranks"]), what

@@ -40,6 +40,8 @@ static int apply(json_t *config, const struct arch_family *family, const struct 
         r = override(config, family->dense_intermediate_keys, options->intermediate, "--intermediate", options, err);
     if (r == 0)
         r = override(config, family->moe_intermediate_keys, options->moe_intermediate, "--moe-intermediate", options, err);
+    if (r == 0 && family->shared == ARCH_SHARED_GATED && json_integer_value(json_object_get(config, family->shared_keys[0])) > 0)
+        r = override(config, family->shared_keys, options->moe_intermediate, "--moe-intermediate", options, err); /* it is as wide */
     if (r == 0)
         r = override(config, family->experts_keys, options->experts, "--experts", options, err);
     if (r < 0 || options->experts == 0)
