@@ -13,19 +13,16 @@
     {                                                                                                                                      \
         "gate_proj", "up_proj", "down_proj"                                                                                                \
     }
-#define GATE_UP 2, {KERNELS_GATE, KERNELS_UP}
-#define DOWN_ALONE 1, {KERNELS_DOWN}
-
 /* All experts in one tensor, gate above up. The first spelling is that of a parameter without a module of its own, as Hugging Face's
  * transformers keeps quantised experts in memory and Qwen3.5 is published in BF16, the second that of a module. Of a single MLP gate and
  * up are fused as in GLM-4 and Phi-3; down has nothing to be fused with. */
 static const struct arch_fused gate_up_fused[] = {
-    {ARCH_PART_EXPERTS, "gate_up_proj", "gate_up_proj_scale_inv", GATE_UP},
-    {ARCH_PART_EXPERTS, "down_proj", "down_proj_scale_inv", DOWN_ALONE},
-    {ARCH_PART_EXPERTS, "gate_up_proj.weight", "gate_up_proj.weight_scale_inv", GATE_UP},
-    {ARCH_PART_EXPERTS, "down_proj.weight", "down_proj.weight_scale_inv", DOWN_ALONE},
-    {ARCH_PART_DENSE, "gate_up_proj.weight", "gate_up_proj.weight_scale_inv", GATE_UP},
-    {ARCH_PART_SHARED, "gate_up_proj.weight", "gate_up_proj.weight_scale_inv", GATE_UP},
+    {ARCH_PART_EXPERTS, "gate_up_proj", "gate_up_proj_scale_inv", 2, {KERNELS_GATE, KERNELS_UP}},
+    {ARCH_PART_EXPERTS, "down_proj", "down_proj_scale_inv", 1, {KERNELS_DOWN}},
+    {ARCH_PART_EXPERTS, "gate_up_proj.weight", "gate_up_proj.weight_scale_inv", 2, {KERNELS_GATE, KERNELS_UP}},
+    {ARCH_PART_EXPERTS, "down_proj.weight", "down_proj.weight_scale_inv", 1, {KERNELS_DOWN}},
+    {ARCH_PART_DENSE, "gate_up_proj.weight", "gate_up_proj.weight_scale_inv", 2, {KERNELS_GATE, KERNELS_UP}},
+    {ARCH_PART_SHARED, "gate_up_proj.weight", "gate_up_proj.weight_scale_inv", 2, {KERNELS_GATE, KERNELS_UP}},
     {0},
 };
 
@@ -34,7 +31,7 @@ static const struct arch_fused gate_up_fused[] = {
     .pattern = ARCH_PATTERN_FIRST_DENSE, .shared = ARCH_SHARED_PLAIN, .dense_intermediate_keys = {"intermediate_size"},                    \
     .moe_intermediate_keys = {"moe_intermediate_size"}, .experts_keys = EXPERTS_KEYS, .top_k_keys = {"num_experts_per_tok"},               \
     .shared_count_keys = {"n_shared_experts"}, .mtp_keys = {"num_nextn_predict_layers"}, .dense_block = "mlp",                             \
-    .experts_block = "mlp.experts", .shared_block = "mlp.shared_experts", .router = "mlp.gate", .matrices = GATE_UP_DOWN,             \
+    .experts_block = "mlp.experts", .shared_block = "mlp.shared_experts", .router = "mlp.gate", .matrices = GATE_UP_DOWN,                  \
     .fused = gate_up_fused
 
 static const struct arch_family families[] = {

@@ -23,11 +23,11 @@ struct checkpoint;
 
 /* One F8_E4M3 matrix with its block scales, whether it has a tensor of its own or lies in one with others (arch_family.h: fused). */
 struct checkpoint_matrix {
-    const char *name;       /* "model.layers.1.mlp.experts.3.down_proj", also where no tensor has that name */
-    uint32_t rows, columns; /* as stored: [out, in] */
-    uint32_t shard;         /* index for checkpoint_shard_name */
-    uint64_t offset;        /* in that file */
-    const float *scales;    /* [scale_rows][scale_columns], exact binary32 of whatever dtype the file has */
+    const char *name;                   /* "model.layers.1.mlp.experts.3.down_proj", also where no tensor has that name */
+    uint32_t rows, columns;             /* as stored: [out, in] */
+    uint32_t shard;                     /* index for checkpoint_shard_name */
+    uint64_t offset;                    /* in that file */
+    const float *scales;                /* [scale_rows][scale_columns], exact binary32 of whatever dtype the file has */
     uint32_t scale_rows, scale_columns; /* ceil((row_origin + rows) / 128), ceil(columns / 128) */
     uint32_t row_origin; /* row r has the scales of block row (row_origin + r) / 128; a multiple of 16. 0 but for an up whose blocks begin
                           * within gate, in the same tensor */

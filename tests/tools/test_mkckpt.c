@@ -219,9 +219,8 @@ static void fused_matrices_are_the_single_ones(void **state)
 static void fused_blocks_run_on(void **state)
 {
     const char *out = fixture_path(*state, "on");
-    assert_int_equal(RUN("--like", CONFIGS "qwen3-0.6b.json", "--layers", "1", "--hidden", "256", "--intermediate", "320", "--fused",
-                         "--out", out),
-                     0);
+    assert_int_equal(
+        RUN("--like", CONFIGS "qwen3-0.6b.json", "--layers", "1", "--hidden", "256", "--intermediate", "320", "--fused", "--out", out), 0);
     struct arch *arch = NULL;
     struct checkpoint *checkpoint = opened(out, &arch);
     const struct checkpoint_matrix *gate = checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_GATE);
@@ -298,7 +297,8 @@ int main(int argc, char **argv)
     if (argc != 2)
         return 2;
     program = argv[1];
-    const struct CMUnitTest tests[] = {TEST(moe), TEST(deterministic), TEST(fused_matrices_are_the_single_ones),
-                                       TEST(fused_blocks_run_on), TEST(scale_dtypes), TEST(wrong_usage), TEST(refusals)};
+    const struct CMUnitTest tests[] = {
+        TEST(moe),         TEST(deterministic), TEST(fused_matrices_are_the_single_ones), TEST(fused_blocks_run_on), TEST(scale_dtypes),
+        TEST(wrong_usage), TEST(refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

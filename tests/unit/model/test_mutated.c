@@ -70,19 +70,67 @@ static bool token(const struct text *text, bool word, size_t *ret_at, size_t *re
 
 static void mutate(struct text *text)
 {
-    static const char *const numbers[] = {"0", "1", "-1", "2", "3", "64", "127", "128", "129", "256", "4096", "65536", "262144", "2147483647",
-                                          "2147483648", "4294967295", "4294967296", "4294967297", "9007199254740993", "9223372036854775807",
-                                          "9223372036854775808", "18446744073709551615", "18446744073709551616", "1e3", "1e999", "0.5", "-0",
-                                          "null", "true", "\"64\"", "[64]", "{}", "[]"};
-    static const char *const words[] = {"\"F32\"", "\"BF16\"", "\"F16\"", "\"F8_E4M3\"", "\"F8_E5M2\"", "\"I8\"", "\"U8\"", "\"F4\"", "\"\"",
-                                        "\"weight_map\"", "\"__metadata__\"", "\"..\"", "\"/etc/passwd\"", "\"\\u0000\"", "\"data_offsets\"",
-                                        "\"shape\"", "1", "null", "[]", "{}"};
+    static const char *const numbers[] = {
+        "0",
+        "1",
+        "-1",
+        "2",
+        "3",
+        "64",
+        "127",
+        "128",
+        "129",
+        "256",
+        "4096",
+        "65536",
+        "262144",
+        "2147483647",
+        "2147483648",
+        "4294967295",
+        "4294967296",
+        "4294967297",
+        "9007199254740993",
+        "9223372036854775807",
+        "9223372036854775808",
+        "18446744073709551615",
+        "18446744073709551616",
+        "1e3",
+        "1e999",
+        "0.5",
+        "-0",
+        "null",
+        "true",
+        "\"64\"",
+        "[64]",
+        "{}",
+        "[]",
+    };
+    static const char *const words[] = {
+        "\"F32\"",
+        "\"BF16\"",
+        "\"F16\"",
+        "\"F8_E4M3\"",
+        "\"F8_E5M2\"",
+        "\"I8\"",
+        "\"U8\"",
+        "\"F4\"",
+        "\"\"",
+        "\"weight_map\"",
+        "\"__metadata__\"",
+        "\"..\"",
+        "\"/etc/passwd\"",
+        "\"\\u0000\"",
+        "\"data_offsets\"",
+        "\"shape\"",
+        "1",
+        "null",
+        "[]",
+        "{}",
+    };
     size_t at, length, other, other_length;
     bool word = draw(2);
     switch (draw(8)) {
-    case 0:
-        text->bytes[draw(text->length)] ^= (char)(1u << draw(8));
-        break;
+    case 0: text->bytes[draw(text->length)] ^= (char)(1u << draw(8)); break;
     case 1: /* a piece is gone */
         at = draw(text->length);
         length = draw(40);
@@ -126,7 +174,8 @@ static size_t read_file(const char *path, uint8_t *to, size_t room)
 static void write_file(const char *path, const void *head, size_t head_length, const void *rest, size_t rest_length)
 {
     FILE *file = fopen(path, "we");
-    must(file && fwrite(head, 1, head_length, file) == head_length && fwrite(rest, 1, rest_length, file) == rest_length && fclose(file) == 0,
+    must(file && fwrite(head, 1, head_length, file) == head_length && fwrite(rest, 1, rest_length, file) == rest_length &&
+             fclose(file) == 0,
          path);
 }
 
@@ -181,8 +230,8 @@ static void make(const char *program, const char *dir, const char *kind)
 {
     char like[512];
     snprintf(like, sizeof like, "%s/configs/%s.json", TEST_DATA, "qwen3.5-35b-a3b");
-    const char *argv[] = {program, "--like", like,     "--layers",     "2",   "--experts", "3", "--hidden", "40", "--moe-intermediate",
-                          "64",    "--out", dir,      "--scale-dtype", kind, "--fused",   NULL};
+    const char *argv[] = {program, "--like", like, "--layers",      "2",  "--experts", "3", "--hidden", "40", "--moe-intermediate",
+                          "64",    "--out",  dir,  "--scale-dtype", kind, "--fused",   NULL};
     if (strcmp(kind, "f32") == 0)
         argv[15] = NULL; /* a tensor each */
     pid_t child;
