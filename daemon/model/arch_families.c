@@ -13,6 +13,7 @@
     {                                                                                                                                      \
         "gate_proj", "up_proj", "down_proj"                                                                                                \
     }
+
 /* All experts in one tensor, gate above up. The first spelling is that of a parameter without a module of its own, as Hugging Face's
  * transformers keeps quantised experts in memory and Qwen3.5 is published in BF16, the second that of a module. Of a single MLP gate and
  * up are fused as in GLM-4 and Phi-3; down has nothing to be fused with. */

@@ -6,57 +6,6 @@
 #include "daemon/model/checkpoint_state.h"
 #include "proto/base/size.h"
 
-typedef unsigned long long ull; /* for %llu */
-
-/* A layer whose experts are one tensor in a way that the family's table does not know. */
-static bool find_stack(const struct checkpoint *checkpoint, const char *prefix, char ret_name[CHECKPOINT_TENSOR_NAME_MAX])
-{
-    static const char *const names[] = {"gate_up_proj", "gate_up_proj.weight", "gate_proj", "gate_proj.weight"};
-    const char *block = checkpoint->arch->family->experts_block;
-    uint32_t shard;
-    for (size_t i = 0; block && i < ARRAY_LENGTH(names); i++) {
-        snprintf(ret_name, CHECKPOINT_TENSOR_NAME_MAX, "%.*s%s.%s", ARCH_NAME_MAX, prefix, block, names[i]);
-        if (checkpoint_tensor(checkpoint, ret_name, &shard))
-            return true;
-    }
-    return false;
-}
-
-/* fused: where it might be too, as others of its kind are; NULL: nowhere else. */
-static int missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, const char *fused, struct err *err)
-{
-    char prefix[ARCH_NAME_MAX];
-    uint32_t mtp = checkpoint->arch->mtp ? checkpoint->arch->mtp_layers : 0;
-    arch_layer_prefix(checkpoint->arch, layer, prefix);
-    if (!checkpoint_index_has_prefix(checkpoint->index, prefix)) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: layer %u is missing: num_hidden_layers is %u%s, but no tensor %s* is in any file",
-                checkpoint->dir, layer, checkpoint->arch->layers - mtp, mtp ? " and layers for MTP are asked for" : "", prefix);
-        err_value_int(err, "layer", layer);
-        err_value_int(err, "layers", checkpoint->layers);
-    } else {
-        char stack[CHECKPOINT_TENSOR_NAME_MAX];
-        bool there = !fused && find_stack(checkpoint, prefix, stack);
-        err_set(err, -EINVAL, there ? ERR_UNSUPPORTED_MODEL : ERR_BAD_CHECKPOINT, "%s: missing weight tensor %s%s%s%s%s%s", checkpoint->dir,
-                weight, fused ? " or " : "", fused ? fused : "", there ? "; there is " : "", there ? stack : "",
-                there ? ": all experts in one tensor, in a way that is not known of this family" : "");
-    }
-    err_value_str(err, "tensor", weight);
-    return -EINVAL;
-}
-
-int checkpoint_missing_scale(const struct checkpoint *checkpoint, const char *scale, const char *file, struct err *err)
-{
-    char other[CHECKPOINT_TENSOR_NAME_MAX];
-    uint32_t shard;
-    snprintf(other, sizeof other, "%.*s", (int)(strlen(scale) - strlen("_inv")), scale);
-    bool per_channel = checkpoint_tensor(checkpoint, other, &shard) != NULL;
-    err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: missing scale tensor %s (its weight is in %s)%s%s%s", checkpoint->dir, scale, file,
-            per_channel ? "; there is a " : "", per_channel ? other : "",
-            per_channel ? ": needs 128x128 block FP8, this is per-tensor or per-channel" : "");
-    err_value_str(err, "tensor", scale);
-    return -EINVAL;
-}
-
 static int check_weight(const struct safetensors_tensor *weight, const char *file, uint32_t rows, uint32_t columns, struct err *err)
 {
     char shape[256];
@@ -131,7 +80,7 @@ static int single_source(const struct checkpoint *checkpoint, uint32_t layer, in
         bool others = row && (fused->at[part][KERNELS_GATE] || fused->at[part][KERNELS_DOWN]);
         if (others)
             arch_fused_name(arch, layer, row, scale_name);
-        return missing_weight(checkpoint, layer, name, others ? scale_name : NULL, err);
+        return checkpoint_missing_weight(checkpoint, layer, name, others ? scale_name : NULL, err);
     }
     const char *file = checkpoint->shards[source.shard].name;
     int r = check_weight(source.weight, file, matrix->rows, matrix->columns, err);

@@ -89,6 +89,83 @@ def test_quantization_beside_the_config(daemon, folder):
         quick(daemon.refused, command, path, name="UNSUPPORTED_MODEL", words=["hf_quant_config.json", "NVFP4"])
 
 
+BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+OTHERS = {
+    "per_tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, ["fp8", "per-tensor or per-channel"]),
+    "per_tensor_modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, ["modelopt FP8"]),
+    "per_channel": ({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {"weights": {
+        "num_bits": 8, "type": "float", "strategy": "channel"}}}}, ["compressed-tensors float-quantized float8 channel"]),
+    "per_channel_fbgemm": ({"quant_method": "fbgemm_fp8"}, ["fbgemm_fp8"]),
+    "int4_gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, ["gptq"]),
+    "int4_awq": ({"quant_method": "awq", "bits": 4}, ["awq"]),
+    "int4_packed": ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": {"weights": {
+        "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}}}, ["pack-quantized int4 group 32"]),
+    "fp4_mx": ({"quant_method": "mxfp4"}, ["mxfp4"]),
+    "fp4_nv": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["modelopt NVFP4"]),
+    "mxfp8": ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, ["mxfp8"]),
+    "other_blocks": ({**BLOCK, "weight_block_size": [1, 128]}, ["weight_block_size[0] is 1"]),
+    "e5m2": ({**BLOCK, "fmt": "e5m2"}, ["e5m2"]),
+    "bnb": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ["bitsandbytes"]),
+    "none": (None, ["no quantization_config", "weights bfloat16"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_quantizations(daemon, tmp_path, name):
+    """By the configuration alone, for each family: no shard is there to be looked at."""
+    quantization, words = OTHERS[name]
+    for family in FAMILIES:
+        values = {**config(family, 256, 256, moe=128, experts=4, top_k=2), "torch_dtype": "bfloat16", "quantization_config": quantization}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        quick(daemon.refused, "load", tmp_path, name="UNSUPPORTED_MODEL", words=["128x128 block FP8", *words])
+
+
+# The configuration says block FP8, the files do not.
+def per_channel(tensors, base):
+    scale = tensors.pop(base + ".weight_scale_inv")
+    tensors[base + ".weight_scale"] = safetensors.Tensor(scale.dtype, np.ones((tensors[base + ".weight"].array.shape[0], 1)))
+    return "BAD_CHECKPOINT", [base + ".weight_scale", "per-tensor or per-channel"]
+
+
+def per_tensor(tensors, base):
+    tensors[base + ".weight_scale_inv"] = safetensors.Tensor("F32", np.ones(()))
+    return "BAD_CHECKPOINT", [base + ".weight_scale_inv has shape [1]", "[1, 2] blocks of 128x128"]
+
+
+def bf16(tensors, base):
+    tensors[base + ".weight"] = safetensors.Tensor("BF16", np.zeros((128, 256)))
+    return "BAD_CHECKPOINT", [base + ".weight is BF16, expected F8_E4M3"]
+
+
+def fp4(tensors, base):
+    tensors[base + ".weight"] = safetensors.Tensor("U8", np.zeros((128, 128)))
+    return "BAD_CHECKPOINT", [base + ".weight is U8, expected F8_E4M3"]
+
+
+def int4_packed(tensors, base):
+    del tensors[base + ".weight"]
+    tensors[base + ".weight_packed"] = safetensors.Tensor("I32", np.zeros((128, 32)))
+    return "UNSUPPORTED_MODEL", ["there is " + base + ".weight_packed", "INT4", "128x128 block FP8"]
+
+
+def int4_gptq(tensors, base):
+    del tensors[base + ".weight"]
+    tensors[base + ".qweight"] = safetensors.Tensor("I32", np.zeros((32, 128)))
+    return "UNSUPPORTED_MODEL", ["there is " + base + ".qweight", "GPTQ", "128x128 block FP8"]
+
+
+@pytest.mark.parametrize("spoil", [per_channel, per_tensor, bf16, fp4, int4_packed, int4_gptq], ids=lambda spoil: spoil.__name__)
+def test_files_that_are_no_block_fp8(build, daemon, tmp_path, spoil):
+    path = checkpoint(build, tmp_path, config("deepseek_v3", 256, 256, moe=128, experts=4, top_k=2, shared=1), 3)
+    weights = Weights(path)
+    (shard,) = set(weights.files.values())
+    name, words = spoil(weights.tensors, "model.layers.1.mlp.experts.2.up_proj")
+    safetensors.write(shard, weights.tensors)
+    os.remove(os.path.join(path, "model.safetensors.index.json"))
+    quick(daemon.refused, "load", path, "--name", "other", "--tp", 2, "--multiple-of", 64, name=name, words=words)
+    assert all(slot["layer"] != 1 for slot in daemon.ok("cache", "list")["slots"])
+
+
 # ---- names
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -299,4 +299,4 @@ def test_a_family_without_such_a_table(build, daemon, tmp_path):
         for name in [name for name in tensors if ".experts.0." in name]:
             del tensors[name]
     rewrite(path, change)
-    daemon.refused("load", path, name="UNSUPPORTED_MODEL", words=[fused, "all experts in one tensor"])
+    daemon.refused("load", path, name="UNSUPPORTED_MODEL", words=[fused, "all experts in one tensor", "128x128 block FP8"])
