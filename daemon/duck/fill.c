@@ -322,7 +322,7 @@ static int target_of(const struct fills *fills, const struct fill *fill, uint32_
     if (shared)
         snprintf(ret_target->name, sizeof ret_target->name, "shared expert");
     else if (g->kind == MSG_SLOT_MOE)
-        snprintf(ret_target->name, sizeof ret_target->name, "expert %u", expert);
+        snprintf(ret_target->name, sizeof ret_target->name, "expert %u", g->expert_first + expert);
     return 0;
 }
 

@@ -7,7 +7,11 @@
 
 int geometry_init(const struct msg_prepare_begin *words, struct geometry *ret_geometry, struct err *err)
 {
-    struct geometry g = {.kind = words->kind, .experts = words->experts, .has_shared = words->has_shared};
+    struct geometry g = {.kind = words->kind,
+                         .experts = words->experts,
+                         .expert_first = words->expert_first,
+                         .experts_total = words->experts_total > words->experts ? words->experts_total : words->experts,
+                         .has_shared = words->has_shared};
     if (words->layout_version != LAYOUT_VERSION)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "layout version %u, this duck has layout %d", words->layout_version, LAYOUT_VERSION);
     if (words->kind != MSG_SLOT_DENSE && words->kind != MSG_SLOT_MOE)
@@ -17,6 +21,10 @@ int geometry_init(const struct msg_prepare_begin *words, struct geometry *ret_ge
     if (words->experts == 0 || words->experts > WIRE_EXPERTS_MAX || (words->kind == MSG_SLOT_DENSE && words->experts != 1))
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%u experts, allowed are 1 to %u and 1 for a dense layer", words->experts,
                        WIRE_EXPERTS_MAX);
+    if (g.experts_total > WIRE_EXPERTS_MAX || g.expert_first > g.experts_total - g.experts ||
+        (words->kind == MSG_SLOT_DENSE && g.experts_total != 1))
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "experts %u to %u of %u", g.expert_first, g.expert_first + g.experts - 1,
+                       g.experts_total);
     if (words->has_shared && words->kind == MSG_SLOT_DENSE)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "a dense layer has no shared expert");
     int r = layout_mlp_init(&g.layout, words->slice.hidden, words->slice.begin, words->slice.neurons, words->slice.pad_to, err);
@@ -35,6 +43,16 @@ int geometry_init(const struct msg_prepare_begin *words, struct geometry *ret_ge
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%u experts of %" PRIu64 " bytes are no size", g.experts, g.layout.expert_bytes);
     *ret_geometry = g;
     return 0;
+}
+
+void geometry_own_ids(const struct geometry *geometry, int32_t *ids, size_t count)
+{
+    if (geometry->experts == geometry->experts_total)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t own = (uint32_t)ids[i] - geometry->expert_first; /* of -1 and of lesser ids too large */
+        ids[i] = own < geometry->experts ? (int32_t)own : -1;
+    }
 }
 
 struct kernels_layer geometry_layer(const struct geometry *geometry, const uint8_t *data)

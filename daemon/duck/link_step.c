@@ -119,6 +119,8 @@ static int start(struct link *link, struct step *step, struct err *why)
     int r = session_check_step(session, geometry, &step->words, why);
     if (r < 0)
         return err_prefix(why, "layer %u", step->words.layer);
+    int32_t *ids = (int32_t *)(void *)step->ids;
+    geometry_own_ids(geometry, ids, (size_t)step->words.tokens * step->words.top_k);
     struct exec_job job = {
         .compute =
             {
@@ -129,7 +131,7 @@ static int start(struct link *link, struct step *step, struct err *why)
                 .hidden = step->words.hidden,
                 .dtype = session->open.partials,
                 .x = (const uint16_t *)(const void *)step->words.x,
-                .ids = (const int32_t *)(const void *)step->words.ids,
+                .ids = ids,
                 .weights = (const float *)(const void *)step->words.weights,
                 .partial = step->partial,
             },

@@ -81,10 +81,10 @@ static int check_ids(const struct geometry *geometry, const struct msg_step *ste
     for (uint32_t token = 0; token < step->tokens; token++) {
         for (uint32_t slot = 0; slot < step->top_k; slot++) {
             int32_t id = (int32_t)bytes_read_u32(&r);
-            if (id >= -1 && (id < 0 || (uint32_t)id < geometry->experts))
+            if (id >= -1 && (id < 0 || (uint32_t)id < geometry->experts_total))
                 continue;
             err_set(err, -EINVAL, ERR_BAD_EXPERT, "token %u, slot %u: expert %d, allowed are -1 to %u", token, slot, id,
-                    geometry->experts - 1);
+                    geometry->experts_total - 1);
             err_value_int(err, "token", token);
             err_value_int(err, "slot", slot);
             err_value_int(err, "expert", id);

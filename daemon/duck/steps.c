@@ -125,7 +125,7 @@ int steps_push(struct steps *steps, uint64_t request, const struct msg_step *wor
     step->request = request;
     step->words = *words;
     step->words.x = x;
-    step->words.ids = ids;
+    step->words.ids = step->ids = ids;
     step->words.weights = weights;
     step->partial = weights + s.ids;
     step->batch = words->batch || words->tokens > STEPS_INTERACTIVE_TOKENS;

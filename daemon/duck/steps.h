@@ -15,6 +15,7 @@ struct step {
     uint64_t request;
     bool batch;            /* may wait for and be paused by those that are not */
     struct msg_step words; /* x, ids, weights point into `memory`, 64-byte aligned */
+    uint8_t *ids;          /* words.ids, to be written to by whoever starts the step */
     uint8_t *partial;      /* tokens * hidden * 4 bytes, 64-byte aligned, in `memory` */
     uint8_t *memory;       /* owned */
     size_t room;

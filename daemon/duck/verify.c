@@ -41,7 +41,7 @@ static int32_t part_name(const struct wbuf_sums *sums, uint32_t part)
 {
     if (sums->has_shared && part + 1 == sums->parts)
         return WBUF_PART_SHARED;
-    return sums->moe ? (int32_t)part : WBUF_PART_DENSE;
+    return sums->moe ? (int32_t)(sums->expert_first + part) : WBUF_PART_DENSE;
 }
 
 void verify_sums(const struct wbuf_sums *sums, const struct msg_verify *words, const _Atomic bool *stop, struct msg_verified *ret_found)

@@ -374,7 +374,7 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     if (r < 0)
         return r;
     uint64_t offset, largest = 0;
-    const struct wbuf_slot shape = {.bytes = geometry.bytes, .experts = words->experts, .has_shared = words->has_shared};
+    const struct wbuf_slot shape = {.bytes = geometry.bytes, .experts = (uint16_t)geometry.experts, .has_shared = geometry.has_shared};
     uint64_t pages = size_round_up(wbuf_format_span(&shape), WBUF_SLOT_ALIGN);
     let_go_unsound(wbuf);
     if (geometry.bytes > wbuf->size)
@@ -393,8 +393,10 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
         .rank = words->rank,
         .multiple_of = words->multiple_of,
         .layer = words->layer,
-        .experts = words->experts,
-        .has_shared = words->has_shared,
+        .experts = (uint16_t)geometry.experts,
+        .expert_first = (uint16_t)geometry.expert_first,
+        .experts_more = (uint16_t)(geometry.experts_total - geometry.experts),
+        .has_shared = geometry.has_shared,
         .slice = words->slice,
         .offset = offset,
         .bytes = geometry.bytes,

@@ -102,6 +102,7 @@ struct wbuf_sums {
     uint64_t part_bytes;       /* of one routed expert or of the dense MLP, from the front */
     uint64_t shared_offset, shared_bytes;
     bool moe, has_shared;
+    uint32_t expert_first; /* the layer's id of the first routed one */
 };
 struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
 /* Of a whole FILLING slot that is pinned, any thread: writes its parts' checksums and returns that of all. 0: out of memory. */

@@ -37,6 +37,8 @@ struct msg_prepare_begin wbuf_format_words(const struct wbuf_slot *slot)
         .layer = slot->layer,
         .kind = (enum msg_slot_kind)slot->kind,
         .experts = slot->experts,
+        .expert_first = slot->expert_first,
+        .experts_total = (uint32_t)slot->experts + slot->experts_more,
         .slice = slot->slice,
         .has_shared = slot->has_shared != 0,
         .shared = slot->shared,

@@ -19,8 +19,9 @@ struct wbuf_slot {
     uint8_t sources[DIGEST_SIZE];
     uint32_t tp, rank, multiple_of;
     uint32_t layer;
-    uint32_t experts;
-    uint32_t has_shared;
+    /* The upper halves are 0 in a buffer of before there were slots of some of a layer's experts: it had two words here. */
+    uint16_t experts, expert_first;
+    uint16_t has_shared, experts_more; /* experts_more: the layer has so many besides those of this slot */
     struct msg_slice slice;
     struct msg_slice shared;
     uint64_t offset;   /* in the file; multiple of WBUF_SLOT_ALIGN */
@@ -36,6 +37,9 @@ struct wbuf_revoked {
     char boot_id[WBUF_BOOT_ID_SIZE]; /* the only buffer it is about; "" every one */
     uint64_t all;                    /* every key */
 };
+
+_Static_assert(WIRE_EXPERTS_MAX <= UINT16_MAX, "numbers of experts fit");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half of a word comes first");
 
 struct wbuf_header {
     uint64_t magic; /* written last */

@@ -17,6 +17,7 @@ struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
         .part_sums = (const uint64_t *)(const void *)(data + sums_offset),
         .part_bytes = geometry->layout.expert_bytes,
         .shared_offset = geometry->shared_offset,
+        .expert_first = geometry->expert_first,
         .shared_bytes = geometry->has_shared ? geometry->shared.expert_bytes : 0,
         .moe = slot->kind == MSG_SLOT_MOE,
         .has_shared = geometry->has_shared,

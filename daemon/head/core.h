@@ -79,7 +79,7 @@ struct core_was {
     bool known;
     uint32_t layout, tp, multiple_of;
     bool mtp;
-    enum plan_strategy strategy;
+    struct plan_strategy strategy;
     uint8_t key[DIGEST_SIZE];
 };
 
@@ -121,7 +121,7 @@ struct core_model {
     struct err error; /* why it is not ready; code 0: nothing */
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
-    enum plan_strategy want_strategy;
+    struct plan_strategy want_strategy;
     bool want_mtp; /* its layers for multi-token prediction too */
     /* While a READY model is loaded again by another plan: the old one, on which its sessions go on and to which it returns if the
      * load fails. plan NULL: none. */
@@ -200,7 +200,7 @@ struct core_load_request {
     const char *path;         /* absolute */
     const char *name;         /* NULL: last component of path */
     uint32_t tp, multiple_of; /* 0: the planner chooses */
-    enum plan_strategy strategy;
+    struct plan_strategy strategy;
     bool force;
     bool mtp;                   /* layers for multi-token prediction too */
     const struct core_was *was; /* core_restore: as it was remembered; NULL: unknown */
@@ -222,9 +222,12 @@ struct core_step {
     bool prefill;
     uint32_t chunk_first, chunk_tokens; /* the tokens now with the ducks */
     uint32_t waiting;                   /* ranks that have not answered this chunk */
+    uint32_t asked_count;               /* ranks that it went to */
     uint32_t deadline_ms;               /* as it was asked for */
     uint64_t deadline_ns;               /* fails when it is not whole by then; 0: none */
-    bool *answered;                     /* owned by the session, [tp] */
+    const int32_t *ids;                 /* [tokens][top_k], borrowed until it ends: whom it concerns; NULL: every rank */
+    bool *asked;                        /* owned by the session, [tp]; ranks that this chunk concerns */
+    bool *answered;                     /* likewise; of the others true from the start */
     uint64_t chunk_started_ns, chunk_duck_max_ns;
     struct msg_one_shot chunk_parts; /* of the rank whose kernel process took longest */
     uint64_t answered_ns;            /* the latest answer of this chunk; 0: none yet */
@@ -249,6 +252,7 @@ struct core_session {
     uint32_t model;
     uint8_t key[DIGEST_SIZE]; /* of the model when it was opened */
     uint32_t tp;
+    struct plan_owners owners; /* of the plan then, as tp and duck_of_rank are */
     uint32_t max_tokens, top_k_max, chunk_max;
     enum msg_dtype partials, output;
     bool one_shot;
@@ -326,8 +330,8 @@ enum core_action_type {
     CORE_ACT_SESSION_FAILED, /* id = session: err says why; answer the client, then core_session_close */
     CORE_ACT_SESSION_CLOSE,  /* duck, id = session */
     CORE_ACT_SESSION_GONE,   /* id = session: free what the edges hold for it */
-    CORE_ACT_STEP_CHUNK,     /* id = session, lane: encode the step's current chunk and send it to all ranks */
-    CORE_ACT_STEP_SUM,       /* id = session, lane: every rank has answered this chunk: add up, write y */
+    CORE_ACT_STEP_CHUNK,     /* id = session, lane: encode the step's current chunk and send it to the ranks that are asked */
+    CORE_ACT_STEP_SUM,       /* id = session, lane: every rank that was asked has answered this chunk: add up, write y */
     CORE_ACT_STEP_DONE,      /* id = session, lane: answer the client */
     CORE_ACT_STEP_FAILED,    /* id = session, lane: its step's err says why */
     CORE_ACT_STEP_CANCEL,    /* duck, id = step: its answer is not wanted any more */
@@ -488,8 +492,13 @@ uint32_t core_session_lane(const struct core_session *session);
 uint32_t core_session_in_flight(const struct core_session *session); /* steps */
 /* What can be said before the tensors are looked at: the session lives and has a lane free, layer and tokens are in range. */
 int core_step_check(struct core *core, uint64_t session, uint32_t layer, uint32_t tokens, struct err *err);
-/* That and the rest: routing fits the layer, every rank is there. The ids themselves were checked by the caller. It goes into
- * core_session_lane. */
+/* That and the rest: routing fits the layer, every rank is there that the first chunk concerns. It goes into core_session_lane.
+ * ids: [tokens][top_k], checked by the caller, borrowed until the step has ended: of a plan with several groups of experts only the
+ * ranks are asked that hold one of a chunk's (plan_owners_asked). A duck that is lost ends the steps whose chunk it was asked for, and
+ * those that come to need it. */
+int core_step_submit_routed(struct core *core, uint64_t now, uint64_t session, uint32_t layer, uint32_t tokens, uint32_t top_k,
+                            const int32_t *ids, bool prefill, struct err *err);
+/* The same, asking every rank. */
 int core_step_submit(struct core *core, uint64_t now, uint64_t session, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
                      struct err *err);
 /* The current chunk's first byte goes out now: judge_wait begins. */

@@ -101,7 +101,7 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
         return r;
     if (model->job) {
         if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of && model->want_mtp == request->mtp &&
-            !request->force) {
+            plan_strategy_same(model->want_strategy, request->strategy) && !request->force) {
             *ret_job = model->job; /* the same is under way: join it */
             return 0;
         }
@@ -169,9 +169,12 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
 static int check_same_plan(const struct core_model *model, const struct core_load_request *request, struct err *err)
 {
     const struct plan *plan = model->plan;
-    if ((request->tp && request->tp != plan->tp) || (request->multiple_of && request->multiple_of != plan->multiple_of))
-        return err_set(err, -EEXIST, ERR_BAD_REQUEST, "model %s is prepared with tp %u, multiple_of %u: unload it to change that",
-                       model->name, plan->tp, plan->multiple_of);
+    char strategy[PLAN_STRATEGY_TEXT];
+    uint32_t ranks = plan_strategy_ranks(request->strategy) ? plan_strategy_ranks(request->strategy) : request->tp;
+    if ((ranks && ranks != plan->tp) || (request->multiple_of && request->multiple_of != plan->multiple_of) ||
+        !plan_strategy_fits(request->strategy, plan))
+        return err_set(err, -EEXIST, ERR_BAD_REQUEST,
+                       "model %s is prepared with tp %u, multiple_of %u, strategy %s: unload it to change that", model->name, plan->tp, plan->multiple_of, plan_strategy_name(plan->strategy, strategy));
     return 0;
 }
 

@@ -47,7 +47,7 @@ static uint64_t room_for(uint64_t bytes, uint64_t sums)
 static int check_room(const struct core *core, const struct core_model *model, const struct core_job *job, uint32_t rank, struct err *err)
 {
     const struct core_duck *duck = &core->ducks[model->duck_of_rank[rank]];
-    uint64_t need = 0, used = 0, sums = (model->arch->experts + UINT64_C(1)) * sizeof(uint64_t);
+    uint64_t need = 0, used = 0, sums = (model->plan->ranks[rank].expert_count + UINT64_C(1)) * sizeof(uint64_t);
     for (size_t i = 0; i < duck->slot_count; i++)
         used += room_for(duck->slots[i].bytes, ROOM_PAGE);
     for (size_t i = 0; i < job->missing_count; i++) {
@@ -80,7 +80,7 @@ static uint64_t slot_room(const struct core_model *model, uint32_t layer, uint32
 {
     const struct plan_rank *share = &model->plan->ranks[rank];
     bool moe = model->arch->layer_is_moe[layer];
-    uint64_t parts = moe ? model->arch->experts + (uint64_t)(share->shared.neurons > 0) : 1;
+    uint64_t parts = moe ? share->expert_count + (uint64_t)(share->shared.neurons > 0) : 1;
     return room_for(size_round_up(moe ? share->moe_slot_bytes : share->dense_slot_bytes, sizeof(uint64_t)), parts * sizeof(uint64_t));
 }
 
@@ -143,17 +143,17 @@ static int check_pieces(const struct core *core, const struct core_model *model,
 static uint64_t rank_source_bytes(const struct core_model *model, uint32_t layer, uint32_t rank)
 {
     const struct plan_rank *share = &model->plan->ranks[rank];
-    uint64_t neurons = model->arch->layer_is_moe[layer] ? (uint64_t)share->routed.neurons * model->arch->experts + share->shared.neurons
+    uint64_t neurons = model->arch->layer_is_moe[layer] ? (uint64_t)share->routed.neurons * share->expert_count + share->shared.neurons
                                                         : share->dense.neurons;
     return neurons * model->arch->hidden * 2;
 }
 
-/* And once for all its ranks: down, whose rows all ranks share. */
-static uint64_t layer_source_bytes(const struct core_model *model, uint32_t layer)
+/* And once for all its ranks: down, whose rows all ranks share, of so many routed experts. */
+static uint64_t layer_source_bytes(const struct core_model *model, uint32_t layer, uint32_t experts)
 {
     const struct arch *arch = model->arch;
     uint64_t neurons =
-        arch->layer_is_moe[layer] ? (uint64_t)arch->moe_intermediate * arch->experts + arch->shared_intermediate : arch->dense_intermediate;
+        arch->layer_is_moe[layer] ? (uint64_t)arch->moe_intermediate * experts + arch->shared_intermediate : arch->dense_intermediate;
     return neurons * arch->hidden;
 }
 
@@ -188,16 +188,20 @@ static int list_missing(const struct core *core, const struct core_wants *wants,
         if (!in_scope(job, checkpoint, layer))
             continue;
         size_t before = job->missing_count;
+        uint32_t experts = 0, group = CORE_NONE; /* of the groups that miss something */
         for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
             if (core_wants_usable(core, wants, model->duck_of_rank[rank], layer, rank))
                 continue;
+            const struct plan_rank *share = &model->plan->ranks[rank];
+            experts += share->group == group ? 0 : share->expert_count;
+            group = share->group;
             job->missing[job->missing_count++] = (struct core_missing){.layer = layer, .rank = rank};
             job->total_bytes += rank_source_bytes(model, layer, rank);
         }
         if (job->missing_count > before && !checkpoint_layer_there(checkpoint, layer))
             return checkpoint_is_glance(checkpoint) ? CORE_PLAN_WHOLE : not_there(model, layer, err);
         if (job->missing_count > before)
-            job->total_bytes += layer_source_bytes(model, layer);
+            job->total_bytes += layer_source_bytes(model, layer, experts);
     }
     for (uint32_t rank = 0; rank < model->plan->tp; rank++) {
         int r = check_room(core, model, job, rank, err);
@@ -217,8 +221,9 @@ static int make_plan(const struct core *core, const struct core_model *model, co
     struct plan_request request = {
         .tp = again ? model->plan->tp : model->want_tp,
         .multiple_of = again ? model->plan->multiple_of : model->want_multiple_of,
-        .strategy = model->want_strategy,
+        .strategy = again ? model->plan->strategy : model->want_strategy,
     };
+    uint32_t ranks = plan_strategy_ranks(request.strategy) ? plan_strategy_ranks(request.strategy) : request.tp;
     for (uint32_t i = 0; i < core->duck_count; i++) {
         const struct core_duck *duck = &core->ducks[i];
         if (duck->state != CORE_DUCK_UP || duck->spare)
@@ -232,9 +237,9 @@ static int make_plan(const struct core *core, const struct core_model *model, co
     uint32_t all = 0;
     for (uint32_t i = 0; i < core->duck_count; i++)
         all += !core->ducks[i].spare;
-    if (request.tp > request.ducks && request.tp <= all) {
-        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u are up", request.tp, request.tp, request.ducks, all);
-        err_value_int(err, "tp", request.tp);
+    if (ranks > request.ducks && ranks <= all) {
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u are up", ranks, ranks, request.ducks, all);
+        err_value_int(err, "tp", ranks);
         err_value_int(err, "up", request.ducks);
         return -EHOSTDOWN;
     }
@@ -280,7 +285,7 @@ static bool list_digests(const struct core *core, const struct core_wants *wants
             job->digest[layer] = core_wants_candidate(core, wants, next->duck_of_rank[rank], layer, rank);
         any |= job->digest[layer];
         if (job->digest[layer])
-            job->total_bytes += 3 * layer_source_bytes(next, layer);
+            job->total_bytes += 3 * layer_source_bytes(next, layer, next->arch->experts);
     }
     return any;
 }
@@ -321,10 +326,28 @@ static int check_scope(const struct core_job *job, const struct core_model *next
                    job->layer == CORE_NONE ? "a layer" : "that layer", next->name);
 }
 
+/* A duck of before there were slots of some of a layer's experts takes none. */
+static int check_divided(const struct core *core, const struct core_model *next, struct err *err)
+{
+    char strategy[PLAN_STRATEGY_TEXT];
+    for (uint32_t rank = 0; next->plan->groups > 1 && rank < next->plan->tp; rank++) {
+        const struct core_duck *duck = &core->ducks[next->duck_of_rank[rank]];
+        if (duck->hello.features & WIRE_FEATURE_EXPERTS)
+            continue;
+        err_set(err, -EPROTO, ERR_BAD_REQUEST, "duck %s runs %s, which knows no strategy but tp: %s needs a newer one there", duck->name,
+                duck->hello.software, plan_strategy_name(next->plan->strategy, strategy));
+        err_value_str(err, "duck", duck->name);
+        return -EPROTO;
+    }
+    return 0;
+}
+
 static int plan_slots(const struct core *core, struct core_job *job, const struct checkpoint *checkpoint, struct core_wants *wants,
                       struct core_model *next, struct err *err)
 {
     int r = place(core, job, checkpoint, wants, next, err);
+    if (r == 0)
+        r = check_divided(core, next, err);
     if (r)
         return r;
     if (!job->digested && list_digests(core, wants, job, checkpoint, err))

@@ -8,7 +8,7 @@
 struct core_wants {
     const struct core_model *model;  /* the one in the table, whose own keys are free to take from */
     const struct core_model *next;   /* as it would be */
-    uint8_t (*sources)[DIGEST_SIZE]; /* owned, [layers] as checkpoint_layer_sources */
+    uint8_t (*sources)[DIGEST_SIZE]; /* owned, [layers] of the plan's slots: plan_slot_sources */
     bool *known;                     /* owned, [layers] */
     bool force;                      /* nothing there is good enough */
 };

@@ -40,8 +40,9 @@ static void say_plan(struct words *words, const struct core_model *model, const 
         say(words, ", ", "multiple_of %u -> %u", was->multiple_of, plan->multiple_of);
     if (was->mtp != next->arch->mtp)
         say(words, ", ", "MTP layers %s", next->arch->mtp ? "added" : "left out");
-    if (was->strategy != plan->strategy)
-        say(words, ", ", "strategy %s -> %s", plan_strategy_name(was->strategy), plan_strategy_name(plan->strategy));
+    char before[PLAN_STRATEGY_TEXT], after[PLAN_STRATEGY_TEXT];
+    if (!plan_strategy_same(was->strategy, plan->strategy))
+        say(words, ", ", "strategy %s -> %s", plan_strategy_name(was->strategy, before), plan_strategy_name(plan->strategy, after));
 }
 
 static const struct core_loss *loss_of(const struct core *core, const struct core_model *model, const struct core_model *next,

@@ -107,6 +107,7 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         .client = request->client,
         .model = (uint32_t)(model - core->models),
         .tp = tp,
+        .owners = plan_owners_of(model->arch, model->plan),
         .max_tokens = request->max_tokens,
         .top_k_max = model->arch->top_k,
         .chunk_max = chunk_of(request->max_tokens, lanes, tp, model->arch->hidden, partials),
@@ -120,9 +121,11 @@ int core_session_open(struct core *core, uint64_t now, const struct core_session
         .steps = calloc(lanes, sizeof *session->steps),
     };
     memcpy(session->key, model->key, DIGEST_SIZE);
-    bool *answered = calloc((size_t)lanes * tp, sizeof *answered);
-    for (uint32_t lane = 0; session->steps && lane < lanes; lane++)
-        session->steps[lane].answered = answered ? answered + (size_t)lane * tp : NULL;
+    bool *answered = calloc((size_t)lanes * tp * 2, sizeof *answered); /* and asked */
+    for (uint32_t lane = 0; session->steps && answered && lane < lanes; lane++) {
+        session->steps[lane].answered = answered + (size_t)lane * tp;
+        session->steps[lane].asked = answered + (size_t)(lanes + lane) * tp;
+    }
     if (!session->ranks || !session->duck_of_rank || !session->steps || !answered) {
         if (!session->steps)
             free(answered);
@@ -153,15 +156,21 @@ void core_session_opened(struct core *core, uint64_t now, uint32_t duck, uint64_
     }
 }
 
+/* A session that is not announced yet comes to nothing. */
+static void open_fail(struct core *core, struct core_session *session, const struct err *err)
+{
+    if (session->announced || session->err.code)
+        return;
+    err_copy(&session->err, err);
+    core_push(core, CORE_ACT_SESSION_FAILED, CORE_NONE, session->id);
+}
+
 /* The session's client gets err, now or with its next step. */
 static void session_fail(struct core *core, struct core_session *session, const struct err *err)
 {
     for (uint32_t lane = 0; lane < session->lanes; lane++)
         core_step_end(core, session, &session->steps[lane], err);
-    if (session->announced || session->err.code)
-        return;
-    err_copy(&session->err, err);
-    core_push(core, CORE_ACT_SESSION_FAILED, CORE_NONE, session->id);
+    open_fail(core, session, err);
 }
 
 void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_t id, const struct err *err)
@@ -176,7 +185,10 @@ void core_session_failed(struct core *core, uint64_t now, uint32_t duck, uint64_
     struct err named = *err;
     err_prefix(&named, "duck %s", core->ducks[duck].name);
     err_value_str(&named, "duck", core->ducks[duck].name);
-    session_fail(core, session, &named);
+    for (uint32_t lane = 0; lane < session->lanes; lane++)
+        if (session->steps[lane].asked[rank])
+            core_step_end(core, session, &session->steps[lane], &named);
+    open_fail(core, session, &named);
 }
 
 static void close_ranks(struct core *core, struct core_session *session)
@@ -211,11 +223,13 @@ void core_session_duck_lost(struct core *core, uint64_t now, uint32_t duck)
         struct err err = {0};
         for (uint32_t lane = 0; lane < session->lanes; lane++) {
             struct core_step *step = &session->steps[lane];
+            if (!step->asked[rank])
+                continue;
             core_err_duck_lost(core, duck, step->prefill ? "prefill" : "decode", step->layer, &err);
             core_step_end(core, session, step, &err);
         }
         core_err_duck_lost(core, duck, "session.open", CORE_NONE, &err);
-        session_fail(core, session, &err);
+        open_fail(core, session, &err);
     }
 }
 

@@ -1,4 +1,4 @@
-/* PURE. Steps: one layer call of one session, sent to every rank in chunks of tokens, gathered, added up. */
+/* PURE. Steps: one layer call of one session, sent in chunks of tokens to the ranks that each concerns, gathered, added up. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -59,12 +59,15 @@ static int check_routing(const struct core *core, const struct core_session *ses
     return 0;
 }
 
-/* Every rank can take the step, or will when its duck has opened the session again. */
-static int check_ranks(const struct core *core, const struct core_session *session, const char *phase, uint32_t layer, struct err *err)
+/* Every rank that is asked can take the step, or will when its duck has opened the session again. */
+static int check_ranks(const struct core *core, const struct core_session *session, const bool *asked, const char *phase, uint32_t layer,
+                       struct err *err)
 {
     const struct core_model *model = &core->models[session->model];
     for (uint32_t rank = 0; rank < session->tp; rank++) {
         uint32_t duck = session->duck_of_rank[rank];
+        if (!asked[rank])
+            continue;
         if (core->ducks[duck].state != CORE_DUCK_UP) {
             core_err_duck_lost(core, duck, phase, layer, err);
             return -EHOSTDOWN;
@@ -110,42 +113,64 @@ void core_step_cancel(struct core *core, uint64_t id, uint32_t lane, const char 
         core_step_end(core, session, &session->steps[lane], &err);
 }
 
-static void send_chunk(struct core *core, uint64_t now, struct core_session *session, struct core_step *step)
+/* The step's next chunk, and whom it concerns; an error when one of those cannot take it. */
+static int begin_chunk(const struct core *core, const struct core_session *session, struct core_step *step, struct err *err)
 {
+    bool moe = core->models[session->model].arch->layer_is_moe[step->layer];
+    const int32_t *ids = step->ids ? step->ids + (size_t)step->chunk_first * step->top_k : NULL;
     uint32_t left = step->tokens - step->chunk_first;
     step->chunk_tokens = left < session->chunk_max ? left : session->chunk_max;
+    step->asked_count = plan_owners_asked(&session->owners, moe, ids, (size_t)step->chunk_tokens * step->top_k, step->asked);
+    return check_ranks(core, session, step->asked, step->prefill ? "prefill" : "decode", step->layer, err);
+}
+
+static void chunk_whole(struct core *core, uint64_t now, struct core_session *session, struct core_step *step);
+
+static void send_chunk(struct core *core, uint64_t now, struct core_session *session, struct core_step *step)
+{
     step->id = core->next_id++;
-    step->waiting = session->tp;
-    memset(step->answered, 0, session->tp * sizeof *step->answered);
+    step->waiting = step->asked_count;
+    for (uint32_t rank = 0; rank < session->tp; rank++)
+        step->answered[rank] = !step->asked[rank];
     step->chunk_started_ns = now;
     step->chunk_duck_max_ns = 0;
     step->chunk_parts = (struct msg_one_shot){0};
     step->answered_ns = 0;
     core_push_step(core, CORE_ACT_STEP_CHUNK, session, step);
+    if (!step->waiting)
+        chunk_whole(core, now, session, step);
 }
 
 int core_step_submit(struct core *core, uint64_t now, uint64_t id, uint32_t layer, uint32_t tokens, uint32_t top_k, bool prefill,
                      struct err *err)
 {
+    return core_step_submit_routed(core, now, id, layer, tokens, top_k, NULL, prefill, err);
+}
+
+int core_step_submit_routed(struct core *core, uint64_t now, uint64_t id, uint32_t layer, uint32_t tokens, uint32_t top_k,
+                            const int32_t *ids, bool prefill, struct err *err)
+{
     struct core_session *session = core_session_find(core, id);
     int r = core_step_check(core, id, layer, tokens, err);
     if (r == 0)
         r = check_routing(core, session, layer, top_k, err);
+    struct core_step *step = r == 0 ? &session->steps[core_session_lane(session)] : NULL;
+    struct core_step next = {.running = true,
+                             .layer = layer,
+                             .tokens = tokens,
+                             .top_k = top_k,
+                             .prefill = prefill,
+                             .ids = top_k ? ids : NULL,
+                             .asked = step ? step->asked : NULL,
+                             .answered = step ? step->answered : NULL,
+                             .straggler = CORE_NONE};
     if (r == 0)
-        r = check_ranks(core, session, prefill ? "prefill" : "decode", layer, err);
+        r = begin_chunk(core, session, &next, err);
     if (r < 0 && session && err)
         core_batch_trouble(core, session, err);
     if (r < 0)
         return r;
-    struct core_step *step = &session->steps[core_session_lane(session)];
-    bool *answered = step->answered;
-    *step = (struct core_step){.running = true,
-                               .layer = layer,
-                               .tokens = tokens,
-                               .top_k = top_k,
-                               .prefill = prefill,
-                               .answered = answered,
-                               .straggler = CORE_NONE};
+    *step = next;
     if (tokens)
         send_chunk(core, now, session, step);
     else {
@@ -221,6 +246,12 @@ void core_step_result(struct core *core, uint64_t now, uint32_t duck, uint64_t i
         step->straggler = duck;
         step->straggler_ns = now - before;
     }
+    chunk_whole(core, now, session, step);
+}
+
+/* All that were asked have answered. */
+static void chunk_whole(struct core *core, uint64_t now, struct core_session *session, struct core_step *step)
+{
     step->judge_wait_ns += now - step->chunk_started_ns;
     step->duck_max_ns += step->chunk_duck_max_ns;
     add_parts(&step->parts, &step->chunk_parts);
@@ -253,7 +284,11 @@ void core_step_summed(struct core *core, uint64_t now, uint64_t id, uint32_t lan
     step->chunk_first += step->chunk_tokens;
     core_batch_progress(core, now, session, step->chunk_tokens);
     if (step->chunk_first < step->tokens) {
-        send_chunk(core, now, session, step);
+        struct err err = {0};
+        if (begin_chunk(core, session, step, &err) < 0)
+            core_step_end(core, session, step, &err);
+        else
+            send_chunk(core, now, session, step);
         return;
     }
     step->running = false;

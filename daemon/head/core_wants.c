@@ -19,8 +19,13 @@ int core_wants_init(struct core_wants *wants, const struct core_model *model, co
         core_wants_release(wants);
         return err_no_memory(err, "list of layers", layers * sizeof *wants->sources);
     }
-    for (uint32_t layer = 0; layer < layers; layer++)
+    for (uint32_t layer = 0; layer < layers; layer++) {
         wants->known[layer] = checkpoint_layer_sources(checkpoint, layer, wants->sources[layer]);
+        if (plan_slot_sources(next->arch, next->plan, layer, wants->sources[layer]) < 0) {
+            core_wants_release(wants);
+            return err_no_memory(err, "digest of a slot's sources", 0);
+        }
+    }
     return 0;
 }
 
@@ -75,7 +80,8 @@ static bool likely_same(const struct core *core, const struct core_wants *wants,
 {
     const struct core_model *other = core_model_sharing(core, wants->model, key), *next = wants->next;
     if (!other || !other->plan || memcmp(other->key, key, DIGEST_SIZE) != 0 || other->arch->layers != next->arch->layers ||
-        other->plan->tp != next->plan->tp || other->plan->multiple_of != next->plan->multiple_of)
+        other->plan->tp != next->plan->tp || other->plan->multiple_of != next->plan->multiple_of ||
+        !plan_strategy_same(other->plan->strategy, next->plan->strategy))
         return false;
     for (uint32_t layer = 0; layer < next->arch->layers; layer++) {
         const struct msg_slot *slot = core_duck_slot(&core->ducks[other->duck_of_rank[0]], key, layer);

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/model/plan.h"
 #include "proto/base/cleanup.h"
 #include "proto/base/err.h"
 
@@ -18,7 +19,7 @@ struct db_model {
     char path[4096];
     uint32_t tp, multiple_of; /* as they were planned */
     bool mtp;                 /* with the layers for multi-token prediction */
-    char strategy[16];
+    char strategy[PLAN_STRATEGY_TEXT];
     char model_key[65]; /* hex */
     uint32_t layout;    /* version of the slots' layout then */
 };

@@ -176,11 +176,11 @@ static double seconds_of(const struct core_job *job)
 static json_t *load_result(const struct core *core, const struct core_job *job)
 {
     const struct core_model *model = &core->models[job->model];
-    char key[DIGEST_HEX_SIZE];
+    char key[DIGEST_HEX_SIZE], strategy[PLAN_STRATEGY_TEXT];
     digest_hex(model->key, key);
     return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:I, s:I, s:o, s:I}", "model", job->model_name, "model_key", key, "tp",
                      (json_int_t)model->plan->tp, "multiple_of", (json_int_t)model->plan->multiple_of, "strategy",
-                     plan_strategy_name(model->plan->strategy), "cache", model->cache, "reason", model->reason, "bytes_read",
+                     plan_strategy_name(model->plan->strategy, strategy), "cache", model->cache, "reason", model->reason, "bytes_read",
                      (json_int_t)job->read_bytes, "bytes_sent", (json_int_t)job->sent_bytes, "seconds", rpc_real(seconds_of(job)), "job",
                      (json_int_t)job->id);
 }

@@ -160,6 +160,9 @@ static int expert(struct work *work, uint32_t layer, int index, struct err *err)
     int r = open_down(work, checkpoint_find(checkpoint, layer, index, KERNELS_DOWN), err);
     for (uint32_t i = 0; r == 0 && i < work->what->plan->tp; i++) {
         struct rank *rank = &work->ranks[i];
+        const struct plan_rank *share = &work->what->plan->ranks[i];
+        if (index >= 0 && ((uint32_t)index < share->expert_first || (uint32_t)index - share->expert_first >= share->expert_count))
+            continue; /* another group's */
         const struct layout_mlp *layout = index == ARCH_EXPERT_SHARED ? &rank->shared : &rank->layout;
         kernels_pack_begin(layout, work->expert);
         r = pack_rows(work, gate, layout, KERNELS_GATE, err);

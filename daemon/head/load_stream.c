@@ -334,9 +334,12 @@ static const struct layout_mlp *layout_of(const struct target *target, int exper
     return expert == ARCH_EXPERT_SHARED ? &target->shared : &target->layout;
 }
 
-static uint32_t wire_expert(int expert)
+/* As its owners count it. */
+static uint32_t wire_expert(const struct load_stream *stream, const struct target *target, int expert)
 {
-    return expert == ARCH_EXPERT_SHARED ? MSG_EXPERT_SHARED : expert == ARCH_EXPERT_DENSE ? 0 : (uint32_t)expert;
+    if (expert < 0)
+        return expert == ARCH_EXPERT_SHARED ? MSG_EXPERT_SHARED : 0;
+    return (uint32_t)expert - stream->plan.ranks[target->rank].expert_first;
 }
 
 /* Rows [first, first + rows) of gate or up as far as they are the target's. */
@@ -384,13 +387,24 @@ static void narrow(const struct target *targets, size_t count, int expert, uint3
     *row = begin;
 }
 
+/* The targets that hold an expert; `ranks`: so many hold it in all. */
+struct holders {
+    const struct target *targets;
+    size_t count;
+    uint32_t ranks;
+};
+
 /* Each piece is read once for all ranks. Rows that no target needs are read only when the matrix has no digest yet. */
 static int stream_matrix(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
-                         enum kernels_matrix which, const struct target *targets, size_t count, struct err *err)
+                         enum kernels_matrix which, const struct holders *holders, struct err *err)
 {
+    const struct target *targets = holders->targets;
+    size_t count = holders->count;
     bool digest = !checkpoint_digest_known(checkpoint, matrix);
     uint32_t most = load_slice_rows_at_once(matrix, STREAM_PIECE_BYTES);
-    if (which != KERNELS_DOWN && !digest && count < stream->plan.tp) /* what is missing is to be read, not what stands beside it */
+    if (!count && !digest)
+        return 0;
+    if (which != KERNELS_DOWN && !digest && count < holders->ranks) /* what is missing is to be read, not what stands beside it */
         most = load_slice_rows_at_once(matrix, STREAM_FRAME_BYTES / 2);
     int r = 0;
     for (uint32_t at = 0; r == 0 && at < matrix->rows; at += most) {
@@ -407,7 +421,7 @@ static int stream_matrix(struct load_stream *stream, struct checkpoint *checkpoi
             struct cut cut = {.matrix = matrix,
                               .target = &targets[t],
                               .layout = layout_of(&targets[t], expert),
-                              .expert = wire_expert(expert),
+                              .expert = wire_expert(stream, &targets[t], expert),
                               .which = which,
                               .piece = piece,
                               .codes = piece->data};
@@ -425,7 +439,7 @@ static bool before(const struct checkpoint_matrix *a, const struct checkpoint_ma
 
 /* Its matrices in the order they have in the files. */
 static int stream_expert(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, int expert,
-                         const struct target *targets, size_t count, struct err *err)
+                         const struct holders *holders, struct err *err)
 {
     enum kernels_matrix order[] = {KERNELS_GATE, KERNELS_UP, KERNELS_DOWN};
     const struct checkpoint_matrix *found[3];
@@ -439,7 +453,7 @@ static int stream_expert(struct load_stream *stream, struct checkpoint *checkpoi
         }
     int r = 0;
     for (size_t i = 0; r == 0 && i < ARRAY_LENGTH(order); i++)
-        r = stream_matrix(stream, checkpoint, found[order[i]], expert, order[i], targets, count, err);
+        r = stream_matrix(stream, checkpoint, found[order[i]], expert, order[i], holders, err);
     return r;
 }
 
@@ -458,6 +472,7 @@ static int begin_target(struct load_stream *stream, uint32_t layer, struct targe
     if (r < 0)
         return r;
     bool moe = stream->arch.layer_is_moe[layer];
+    const struct plan_rank *share = &stream->plan.ranks[target->rank];
     struct msg_prepare_begin msg = {
         .layout_version = LAYOUT_VERSION,
         .tp = stream->plan.tp,
@@ -465,7 +480,9 @@ static int begin_target(struct load_stream *stream, uint32_t layer, struct targe
         .multiple_of = stream->plan.multiple_of,
         .layer = layer,
         .kind = moe ? MSG_SLOT_MOE : MSG_SLOT_DENSE,
-        .experts = moe ? stream->arch.experts : 1,
+        .experts = moe ? share->expert_count : 1,
+        .expert_first = moe ? share->expert_first : 0,
+        .experts_total = moe ? stream->arch.experts : 1,
         .slice = slice_of(&target->layout),
         .has_shared = target->has_shared,
         .shared = target->has_shared ? slice_of(&target->shared) : (struct msg_slice){0},
@@ -487,6 +504,19 @@ static int end_target(struct load_stream *stream, const struct target *target, c
     return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
 }
 
+static struct holders holders_of(const struct load_stream *stream, const struct target *targets, size_t count, uint32_t expert)
+{
+    struct holders holders = {.targets = targets, .ranks = stream->plan.width};
+    for (size_t t = 0; t < count; t++) {
+        const struct plan_rank *share = &stream->plan.ranks[targets[t].rank];
+        if (expert < share->expert_first || expert - share->expert_first >= share->expert_count)
+            continue;
+        if (!holders.count++)
+            holders.targets = &targets[t]; /* those of a group stand together */
+    }
+    return holders;
+}
+
 static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct target *targets, size_t count,
                         struct err *err)
 {
@@ -494,17 +524,21 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
     size_t begun = 0;
     for (; r == 0 && begun < count; begun++)
         r = begin_target(stream, layer, &targets[begun], err);
+    const struct holders all = {.targets = targets, .count = count, .ranks = stream->plan.tp};
     if (stream->arch.layer_is_moe[layer]) {
-        for (uint32_t expert = 0; r == 0 && expert < stream->arch.experts; expert++)
-            r = stream_expert(stream, checkpoint, layer, (int)expert, targets, count, err);
+        for (uint32_t expert = 0; r == 0 && expert < stream->arch.experts; expert++) {
+            const struct holders holders = holders_of(stream, targets, count, expert);
+            r = stream_expert(stream, checkpoint, layer, (int)expert, &holders, err);
+        }
         if (r == 0 && count && targets[0].has_shared)
-            r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_SHARED, targets, count, err);
+            r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_SHARED, &all, err);
     } else if (r == 0) {
-        r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_DENSE, targets, count, err);
+        r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_DENSE, &all, err);
     }
     uint8_t sources[DIGEST_SIZE];
     load_hash_settle(stream->hash);
-    if (r == 0 && !checkpoint_layer_sources(checkpoint, layer, sources))
+    if (r == 0 && (!checkpoint_layer_sources(checkpoint, layer, sources) ||
+                   plan_slot_sources(&stream->arch, &stream->plan, layer, sources) < 0))
         r = err_set(err, -ENOMEM, ERR_NO_MEMORY, "its weights' digest cannot be computed");
     size_t ended = 0;
     while (r == 0 && ended < count) {

@@ -102,7 +102,7 @@ void remember_model(struct head *head, const struct core_model *model, bool forg
         task->model.tp = model->plan->tp;
         task->model.multiple_of = model->plan->multiple_of;
         task->model.mtp = model->arch->mtp;
-        snprintf(task->model.strategy, sizeof task->model.strategy, "%s", plan_strategy_name(model->plan->strategy));
+        plan_strategy_name(model->plan->strategy, task->model.strategy);
         task->model.layout = LAYOUT_VERSION;
         digest_hex(model->key, task->model.model_key);
     }

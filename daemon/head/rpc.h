@@ -57,6 +57,10 @@ void rpc_session_failed(struct head *head, uint64_t session);
 json_t *rpc_error_flat(const struct err *err);
 json_t *rpc_ducks_json(const struct head *head);
 json_t *rpc_models_json(const struct head *head);
+/* The experts of a rank that has some: `experts` ("0-5"), `expert_first`, `expert_count`. */
+void rpc_experts_add(const struct plan_rank *share, json_t *json);
+/* Of a model whose experts are divided: by group [{experts, expert_first, expert_count, ducks}]; NULL for one whose are not. */
+json_t *rpc_owners_json(const struct core *core, const struct core_model *model);
 
 /* ---- who waits for a job or a drop ---- */
 

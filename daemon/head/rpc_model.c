@@ -7,17 +7,19 @@
 #include "proto/base/clock.h"
 #include "proto/base/safetensors.h"
 
-static json_t *model_json(const struct core_model *model)
+static json_t *model_json(const struct core *core, const struct core_model *model)
 {
-    char key[DIGEST_HEX_SIZE] = "";
-    if (model->plan)
+    char key[DIGEST_HEX_SIZE] = "", strategy[PLAN_STRATEGY_TEXT] = "";
+    if (model->plan) {
         digest_hex(model->key, key);
+        plan_strategy_name(model->plan->strategy, strategy);
+    }
     json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "name", model->name, "path", model->path, "family",
                              model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key",
                              key, "cache", model->cache);
     json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : model->want_tp));
     json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : model->want_multiple_of));
-    json_object_set_new(json, "strategy", json_string(model->plan ? plan_strategy_name(model->plan->strategy) : ""));
+    json_object_set_new(json, "strategy", json_string(strategy));
     json_object_set_new(json, "layers", json_integer(model->arch ? model->arch->layers : 0));
     json_object_set_new(json, "hidden_size", json_integer(model->arch ? model->arch->hidden : 0));
     json_object_set_new(json, "experts", json_integer(model->arch ? model->arch->experts : 0));
@@ -31,6 +33,9 @@ static json_t *model_json(const struct core_model *model)
         kinds[model->arch->layers] = '\0';
         json_object_set_new(json, "layer_kinds", json_string(kinds));
     }
+    json_t *owners = rpc_owners_json(core, model);
+    if (owners)
+        json_object_set_new(json, "owners", owners);
     if (model->error.code)
         json_object_set_new(json, "error", rpc_error_flat(&model->error));
     return json;
@@ -41,7 +46,7 @@ json_t *rpc_models_json(const struct head *head)
     json_t *models = json_array();
     for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
         if (head->core->models[i].used)
-            json_array_append_new(models, model_json(&head->core->models[i]));
+            json_array_append_new(models, model_json(head->core, &head->core->models[i]));
     return models;
 }
 
@@ -53,10 +58,10 @@ int rpc_model_list(const struct call *call, json_t **ret_result, struct err *err
 }
 
 /* A string from a client may hold any UTF-8; jansson allows no NUL inside, so it is a C string. */
-static int strategy_param(const json_t *params, enum plan_strategy *ret_strategy, struct err *err)
+static int strategy_param(const json_t *params, struct plan_strategy *ret_strategy, struct err *err)
 {
     const char *text = rpc_param_string(params, "strategy", NULL);
-    *ret_strategy = PLAN_TP;
+    *ret_strategy = (struct plan_strategy){0};
     return text ? plan_strategy_parse(text, ret_strategy, err) : 0;
 }
 

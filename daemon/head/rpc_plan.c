@@ -38,10 +38,14 @@ static json_t *ranks_json(const struct plan *plan)
     for (uint32_t rank = 0; rank < plan->tp; rank++) {
         const struct plan_rank *share = &plan->ranks[rank];
         uint32_t neurons = share->routed.neurons ? share->routed.neurons : share->dense.neurons;
-        json_array_append_new(ranks, json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons",
-                                               (json_int_t)neurons, "bytes", (json_int_t)share->bytes, "dense_neurons",
-                                               (json_int_t)share->dense.neurons, "shared_neurons", (json_int_t)share->shared.neurons,
-                                               "send_bytes", (json_int_t)share->send_bytes, "read_bytes", (json_int_t)share->read_bytes));
+        json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (json_int_t)rank, "neurons", (json_int_t)neurons, "bytes",
+                                 (json_int_t)share->bytes, "dense_neurons", (json_int_t)share->dense.neurons, "shared_neurons",
+                                 (json_int_t)share->shared.neurons, "send_bytes", (json_int_t)share->send_bytes, "read_bytes",
+                                 (json_int_t)share->read_bytes);
+        json_object_set_new(json, "group", json_integer(share->group));
+        if (share->expert_count)
+            rpc_experts_add(share, json);
+        json_array_append_new(ranks, json);
     }
     return ranks;
 }
@@ -83,8 +87,9 @@ static void predicted_json(const struct plan *plan, json_t *json)
 /* `ducks` are those planned for, `fleet` those that are there. */
 static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t ducks, uint32_t fleet)
 {
+    char strategy[PLAN_STRATEGY_TEXT];
     json_t *json = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o}", "family", arch_family_name(arch), "tp", (json_int_t)plan->tp, "multiple_of",
-                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy), "legal",
+                             (json_int_t)plan->multiple_of, "strategy", plan_strategy_name(plan->strategy, strategy), "legal",
                              legal_json(plan, ducks), "ranks", ranks_json(plan));
     json_object_set_new(json, "bytes_total", json_integer((json_int_t)plan->bytes_total));
     json_object_set_new(json, "padding", json_integer((json_int_t)plan->padding_bytes));
@@ -94,7 +99,7 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint3
     json_object_set_new(json, "rebuild_send_bytes", json_integer((json_int_t)plan->rebuild_send_bytes));
     json_object_set_new(json, "rebuild_seconds", rpc_real(plan->rebuild_seconds));
     json_object_set_new(json, "link_bytes_per_token", json_integer((json_int_t)plan->link_bytes));
-    json_object_set_new(json, "head_link_bytes_per_token", json_integer((json_int_t)(plan->tp * plan->link_bytes)));
+    json_object_set_new(json, "head_link_bytes_per_token", json_integer((json_int_t)plan->head_link_bytes));
     json_object_set_new(json, "explanation", json_string(plan->explanation));
     predicted_json(plan, json);
     const char *note = obstacle(arch, plan, fleet);
@@ -170,7 +175,7 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
     uint64_t memory;
     uint32_t fleet = fleet_of(call->head->core, &memory), ducks = request.ducks ? request.ducks : fleet;
     /* A tp that is asked for may go beyond today's fleet: plan is how one finds out what to buy. The answer says so. */
-    if (!request.tp && !request.ducks) {
+    if (!request.tp && !plan_strategy_ranks(request.strategy) && !request.ducks) {
         request.ducks = fleet;
         request.memory_bytes = request.memory_bytes ? request.memory_bytes : memory;
     }

@@ -184,6 +184,13 @@ static struct outgoing *fresh_frame(struct session_lane *lane)
     return lane->frame;
 }
 
+/* Up to the next rank that was asked. */
+static void pass_unasked(const struct session *session, struct session_lane *lane, const struct core_step *step)
+{
+    while (lane->summed < session->tp && !step->asked[lane->summed])
+        lane->summed++;
+}
+
 /* One frame goes to all ranks: every duck must know the flag. */
 static bool batch_flag(const struct head *head, const struct core_session *session)
 {
@@ -210,13 +217,18 @@ void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
         .prefill = step->prefill,
         .batch = batch_flag(head, core_session),
     };
+    memset(lane->sum, 0, step->chunk_tokens * session->hidden * sizeof *lane->sum);
+    lane->summed = 0;
+    pass_unasked(session, lane, step);
+    if (!step->asked_count)
+        return; /* nobody holds what it asks for: its sum is there */
     struct outgoing *out = fresh_frame(lane);
     uint8_t *x, *ids, *weights;
     int r = msg_step_encode(&out->buf, step->id, &msg, &x, &ids, &weights);
     if (r < 0) {
         struct err err = {0};
         err_set(&err, r, ERR_NO_MEMORY, "step frame of %u tokens cannot be made: %s", step->chunk_tokens, strerror(-r));
-        core_step_failed(head->core, clock_now_ns(), core_session->duck_of_rank[0], id, step->id, &err);
+        core_step_failed(head->core, clock_now_ns(), core_session->duck_of_rank[lane->summed], id, step->id, &err);
         return;
     }
     size_t row = session->hidden * sizeof(uint16_t), first = (size_t)step->chunk_first * step->top_k,
@@ -226,11 +238,11 @@ void session_send_chunk(struct head *head, uint64_t id, uint32_t lane_index)
         memcpy(ids, lane->ids + first, pairs * sizeof(int32_t));
         memcpy(weights, lane->weights + first, pairs * sizeof(float));
     }
-    memset(lane->sum, 0, step->chunk_tokens * session->hidden * sizeof *lane->sum);
-    lane->summed = 0;
     core_step_out(head->core, clock_now_ns(), id, lane_index);
     trace_chunk(lane->trace, step);
     for (uint32_t rank = 0; rank < core_session->tp; rank++) {
+        if (!step->asked[rank])
+            continue;
         peer_send_step(head->peers[core_session->duck_of_rank[rank]], out, core_session->ranks[rank] == CORE_RANK_OPEN);
         trace_sent(lane->trace, rank);
     }
@@ -261,16 +273,19 @@ static struct session *session_of_step(const struct head *head, uint64_t step, c
     return NULL;
 }
 
-static void add_partial(struct session *session, struct session_lane *lane, const uint8_t *partial, size_t count)
+static void add_partial(struct session *session, struct session_lane *lane, const struct core_step *step, const uint8_t *partial,
+                        size_t count)
 {
     if (session->partial_size == sizeof(float))
         kernels_add_f32(lane->sum, (const float *)(const void *)partial, count);
     else
         kernels_add_bf16(lane->sum, (const uint16_t *)(const void *)partial, count);
     lane->summed++;
+    pass_unasked(session, lane, step);
 }
 
-/* kernels/README.md section 6: in rank order, whatever the order of arrival. The rank whose turn it is is added from where its frame lies;
+/* kernels/README.md section 6: in rank order, whatever the order of arrival. A rank that was not asked would have answered +0 for every
+ * token, which changes no sum that began with +0. The rank whose turn it is is added from where its frame lies;
  * one that comes early waits in `partials`. */
 static void take_partial(struct session *session, struct session_lane *lane, const struct core_step *step, uint32_t rank,
                          const uint8_t *partial, size_t count)
@@ -280,9 +295,9 @@ static void take_partial(struct session *session, struct session_lane *lane, con
         memcpy(lane->partials + rank * stride, partial, count * session->partial_size);
         return;
     }
-    add_partial(session, lane, partial, count);
+    add_partial(session, lane, step, partial, count);
     while (lane->summed < session->tp && step->answered[lane->summed])
-        add_partial(session, lane, lane->partials + lane->summed * stride, count);
+        add_partial(session, lane, step, lane->partials + lane->summed * stride, count);
 }
 
 void session_take_result(struct head *head, uint32_t duck, const struct frame *frame)

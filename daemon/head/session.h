@@ -31,7 +31,7 @@ struct session_lane {
     struct outgoing *frame; /* the chunk on its way, encoded once for all ranks */
     uint8_t *partials;      /* [tp][chunk_max * hidden] of partial_size */
     float *sum;             /* [chunk_max * hidden] */
-    uint32_t summed;         /* ranks whose partials are in it: 0 to this, less one */
+    uint32_t summed;         /* ranks whose partials are in it, or which were not asked: 0 to this, less one */
     int32_t *ids;           /* [max_tokens * top_k_max], copied and validated */
     float *weights;         /* likewise */
     /* the step */

@@ -210,7 +210,7 @@ int step_take(struct head *head, struct session *session, const struct step_call
     if (r == 0)
         r = check_ids(lane->ids, call->tokens, top_k, core->models[core_session->model].arch->experts, err);
     if (r == 0)
-        r = core_step_submit(core, clock_now_ns(), session->id, call->layer, call->tokens, top_k, call->prefill, err);
+        r = core_step_submit_routed(core, clock_now_ns(), session->id, call->layer, call->tokens, top_k, lane->ids, call->prefill, err);
     if (r < 0)
         return r;
     memcpy(lane->tensors, tensors, sizeof tensors);

@@ -96,6 +96,8 @@ static json_t *ranks_json(const struct trace *trace, uint32_t chunk, const struc
     json_t *ranks = json_array();
     for (uint32_t i = 0; i < trace->tp; i++) {
         const struct rank *rank = &trace->ranks[(size_t)chunk * trace->tp + i];
+        if (!rank->sent_ns)
+            continue; /* it was not asked */
         json_array_append_new(ranks,
                               json_pack("{s:I, s:s, s:o, s:o, s:I}", "rank", (json_int_t)i, "duck",
                                         core->ducks[session->duck_of_rank[i]].name, "sent_ns", since(trace, rank->sent_ns), "answered_ns",

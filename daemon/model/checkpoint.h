@@ -10,6 +10,7 @@
 #define FP9_MODEL_CHECKPOINT_H
 
 #include "daemon/model/arch.h"
+#include "daemon/model/plan.h"
 #include "proto/base/buf.h"
 #include "proto/base/digest.h"
 
@@ -103,7 +104,7 @@ void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest
  *
  * Threads: a matrix's digest is set by one thread at a time; others may ask for it meanwhile. */
 
-#define CHECKPOINT_SCALES_DIGEST 8 /* bytes at the front of a layer's sources digest */
+#define CHECKPOINT_SCALES_DIGEST PLAN_SOURCES_FRONT /* bytes at the front of a layer's sources digest */
 #define CHECKPOINT_RECORD_MAX (16u * 1024 * 1024)
 
 /* Digest over all source tensors of a layer. Its first CHECKPOINT_SCALES_DIGEST bytes tell of shapes and scales alone and are always
@@ -127,7 +128,6 @@ void checkpoint_changed_shards(const struct checkpoint *checkpoint, char *text, 
 
 /* Model key: SHA-256 of layout version, architecture numbers, tp, multiple_of, strategy and every layer's sources. -EAGAIN while a digest
  * is unknown. */
-struct plan;
 int checkpoint_model_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,
                          uint8_t ret_key[DIGEST_SIZE], struct err *err);
 /* The key under which slots are kept while a load does not know the model key yet: the same with the files' identity in place of the

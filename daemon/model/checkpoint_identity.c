@@ -87,7 +87,8 @@ static void add_plan(struct digest *digest, const struct arch *arch, const struc
         digest_update_u64(digest, arch->layer_is_moe[i]);
     digest_update_u64(digest, plan->tp);
     digest_update_u64(digest, plan->multiple_of);
-    digest_update_string(digest, plan_strategy_name(plan->strategy));
+    char strategy[PLAN_STRATEGY_TEXT];
+    digest_update_string(digest, plan_strategy_name(plan->strategy, strategy));
 }
 
 int checkpoint_provisional_key(const struct checkpoint *checkpoint, const struct arch *arch, const struct plan *plan,

@@ -1,32 +1,12 @@
 #include "daemon/model/plan.h"
 
 #include <errno.h>
-#include <string.h>
 
 #include "daemon/model/plan_bytes.h"
 #include "daemon/model/plan_choose.h"
 #include "proto/base/size.h"
 
 const uint32_t plan_multiples[PLAN_MULTIPLES] = {128, 64, 32, 16, 8};
-
-const char *plan_strategy_name(enum plan_strategy strategy)
-{
-    switch (strategy) {
-    case PLAN_TP: return "tp";
-    }
-    return "?";
-}
-
-int plan_strategy_parse(const char *text, enum plan_strategy *ret_strategy, struct err *err)
-{
-    if (strcmp(text, "tp") == 0) {
-        *ret_strategy = PLAN_TP;
-        return 0;
-    }
-    err_set(err, -EINVAL, ERR_BAD_REQUEST, "strategy \"%.64s\" is not supported; supported: tp", text);
-    err_value_str(err, "strategy", text);
-    return -EINVAL;
-}
 
 struct plan_slice plan_slice_of(uint32_t intermediate, uint32_t multiple_of, uint32_t tp, uint32_t rank)
 {
@@ -43,10 +23,11 @@ struct plan_slice plan_slice_of(uint32_t intermediate, uint32_t multiple_of, uin
     };
 }
 
-static void fill_legal(const struct arch *arch, uint32_t ducks, struct plan *plan)
+static void fill_legal(const struct arch *arch, const struct plan_request *request, struct plan *plan)
 {
+    uint32_t ducks = request->ducks;
     for (size_t i = 0; i < PLAN_MULTIPLES; i++) {
-        uint32_t most = plan_tp_max(arch, plan_multiples[i]);
+        uint32_t most = plan_ranks_max(arch, request->strategy, plan_multiples[i]);
         plan->legal[i] = (struct plan_legal){
             .multiple_of = plan_multiples[i],
             .tp_max = most,
@@ -63,7 +44,6 @@ int plan_make(const struct arch *arch, const struct plan_request *request, struc
     _cleanup_(plan_freep) struct plan *plan = calloc(1, sizeof *plan);
     if (!plan)
         return err_no_memory(err, "plan", sizeof *plan);
-    plan->strategy = request->strategy;
     plan->rates = plan_rates_or_default(&request->rates);
     r = plan_choose(arch, request, plan, err);
     if (r < 0)
@@ -71,7 +51,7 @@ int plan_make(const struct arch *arch, const struct plan_request *request, struc
     plan->ranks = calloc(plan->tp, sizeof *plan->ranks);
     if (!plan->ranks)
         return err_no_memory(err, "plan", plan->tp * sizeof *plan->ranks);
-    fill_legal(arch, request->ducks, plan);
+    fill_legal(arch, request, plan);
     r = plan_fill(arch, plan, err);
     if (r < 0)
         return r;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "daemon/model/plan_experts.h"
 #include "proto/base/size.h"
 
 void plan_bytes_of(const struct layout_mlp *layout, uint32_t intermediate, struct plan_bytes *ret_bytes)
@@ -30,32 +31,38 @@ struct plan_layers plan_layers_of(const struct arch *arch)
     return layers;
 }
 
-/* Slice and layout of one kind of expert; zeros when the model has none. */
-static int kind_of(const struct arch *arch, uint32_t intermediate, uint32_t tp, uint32_t multiple_of, uint32_t rank,
+/* Slice and layout of one kind of expert, part `part` of `parts`; zeros when the model has none. */
+static int kind_of(const struct arch *arch, uint32_t intermediate, uint32_t parts, uint32_t multiple_of, uint32_t part,
                    struct plan_slice *ret_slice, struct layout_mlp *ret_layout, struct err *err)
 {
     *ret_slice = (struct plan_slice){0};
     *ret_layout = (struct layout_mlp){0};
     if (intermediate == 0)
         return 0;
-    *ret_slice = plan_slice_of(intermediate, multiple_of, tp, rank);
+    *ret_slice = plan_slice_of(intermediate, multiple_of, parts, part);
     return layout_mlp_init(ret_layout, arch->hidden, ret_slice->begin, ret_slice->neurons, multiple_of, err);
 }
 
-int plan_rank_fill(const struct arch *arch, uint32_t tp, uint32_t multiple_of, uint32_t rank, struct plan_rank *ret_rank, struct err *err)
+int plan_rank_fill(const struct arch *arch, const struct plan_shape *shape, uint32_t rank, struct plan_rank *ret_rank, struct err *err)
 {
-    struct plan_rank at = {0};
+    struct plan_rank at = {.group = rank / shape->width};
     struct layout_mlp dense, routed, shared;
-    int r = kind_of(arch, arch->dense_intermediate, tp, multiple_of, rank, &at.dense, &dense, err);
+    uint32_t multiple_of = shape->multiple_of;
+    int r = kind_of(arch, arch->dense_intermediate, shape->ranks, multiple_of, rank, &at.dense, &dense, err);
     if (r == 0)
-        r = kind_of(arch, arch->moe_intermediate, tp, multiple_of, rank, &at.routed, &routed, err);
+        r = kind_of(arch, arch->moe_intermediate, shape->width, multiple_of, rank % shape->width, &at.routed, &routed, err);
     if (r == 0)
-        r = kind_of(arch, arch->shared_intermediate, tp, multiple_of, rank, &at.shared, &shared, err);
+        r = kind_of(arch, arch->shared_intermediate, shape->ranks, multiple_of, rank, &at.shared, &shared, err);
     if (r < 0)
-        return err_prefix(err, "rank %u of %u", rank, tp);
+        return err_prefix(err, "rank %u of %u", rank, shape->ranks);
+    if (arch->experts) {
+        struct plan_run run = plan_run_of(arch->experts, shape->groups, at.group);
+        at.expert_first = run.first;
+        at.expert_count = run.count;
+    }
     struct plan_layers layers = plan_layers_of(arch);
     at.dense_slot_bytes = dense.expert_bytes;
-    at.moe_slot_bytes = arch->experts * routed.expert_bytes + shared.expert_bytes;
+    at.moe_slot_bytes = at.expert_count * routed.expert_bytes + shared.expert_bytes;
     at.bytes = layers.dense * at.dense_slot_bytes + layers.moe * at.moe_slot_bytes;
     *ret_rank = at;
     return 0;
@@ -74,12 +81,12 @@ static int rank_bytes(const struct arch *arch, const struct plan *plan, uint32_t
 {
     struct plan_layers layers = plan_layers_of(arch);
     const struct {
-        uint32_t intermediate;
+        uint32_t intermediate, parts, part;
         uint64_t times;
     } kinds[] = {
-        {arch->dense_intermediate, layers.dense},
-        {arch->moe_intermediate, (uint64_t)layers.moe * arch->experts},
-        {arch->shared_intermediate, layers.moe},
+        {arch->dense_intermediate, plan->tp, rank, layers.dense},
+        {arch->moe_intermediate, plan->width, rank % plan->width, (uint64_t)layers.moe * plan->ranks[rank].expert_count},
+        {arch->shared_intermediate, plan->tp, rank, layers.moe},
     };
     *ret_bytes = (struct plan_bytes){0};
     for (size_t i = 0; i < ARRAY_LENGTH(kinds); i++) {
@@ -87,7 +94,7 @@ static int rank_bytes(const struct arch *arch, const struct plan *plan, uint32_t
         struct layout_mlp layout;
         if (kinds[i].intermediate == 0)
             continue;
-        int r = kind_of(arch, kinds[i].intermediate, plan->tp, plan->multiple_of, rank, &slice, &layout, err);
+        int r = kind_of(arch, kinds[i].intermediate, kinds[i].parts, plan->multiple_of, kinds[i].part, &slice, &layout, err);
         if (r < 0)
             return r;
         struct plan_bytes one;
@@ -99,10 +106,11 @@ static int rank_bytes(const struct arch *arch, const struct plan *plan, uint32_t
 
 int plan_fill(const struct arch *arch, struct plan *plan, struct err *err)
 {
+    const struct plan_shape shape = {.ranks = plan->tp, .groups = plan->groups, .width = plan->width, .multiple_of = plan->multiple_of};
     struct plan_bytes total = {0};
     uint64_t largest = 0;
     for (uint32_t rank = 0; rank < plan->tp; rank++) {
-        int r = plan_rank_fill(arch, plan->tp, plan->multiple_of, rank, &plan->ranks[rank], err);
+        int r = plan_rank_fill(arch, &shape, rank, &plan->ranks[rank], err);
         if (r < 0)
             return r;
         struct plan_bytes bytes;
@@ -124,8 +132,12 @@ int plan_fill(const struct arch *arch, struct plan *plan, struct err *err)
     plan->bytes_per_param = (double)total.laid_out / (double)total.params;
     plan->send_bytes = total.send;
     plan->link_bytes = plan_link_bytes(arch);
+    struct plan_draw draw = plan_layers_of(arch).moe ? plan_draw_of(arch, plan->groups) : (struct plan_draw){0};
+    plan->slowest_experts = draw.slowest;
+    plan->active_groups = draw.groups;
+    plan->head_link_bytes = (uint64_t)(plan_head_link_bytes(arch, &shape, draw.groups) + 0.5);
     plan->rebuild_seconds = (double)plan->rebuild_send_bytes / plan->rates.link_bytes_per_s;
-    return plan_predict(arch, plan->tp, plan->multiple_of, plan->ranks, &plan->rates, &plan->predicted, err);
+    return plan_predict(arch, &shape, plan->ranks, &plan->rates, &plan->predicted, err);
 }
 
 int plan_layouts(const struct arch *arch, const struct plan *plan, uint32_t layer, uint32_t rank, struct layout_mlp *ret_layout,
@@ -136,7 +148,8 @@ int plan_layouts(const struct arch *arch, const struct plan *plan, uint32_t laye
     bool moe = arch->layer_is_moe[layer];
     struct plan_slice slice;
     struct layout_mlp layout, shared;
-    int r = kind_of(arch, moe ? arch->moe_intermediate : arch->dense_intermediate, plan->tp, plan->multiple_of, rank, &slice, &layout, err);
+    int r = moe ? kind_of(arch, arch->moe_intermediate, plan->width, plan->multiple_of, rank % plan->width, &slice, &layout, err)
+                : kind_of(arch, arch->dense_intermediate, plan->tp, plan->multiple_of, rank, &slice, &layout, err);
     if (r == 0)
         r = kind_of(arch, moe ? arch->shared_intermediate : 0, plan->tp, plan->multiple_of, rank, &slice, &shared, err);
     if (r < 0)

@@ -21,17 +21,25 @@ struct plan_layers {
 };
 struct plan_layers plan_layers_of(const struct arch *arch);
 
-/* Fills slices and bytes of one rank. */
-int plan_rank_fill(const struct arch *arch, uint32_t tp, uint32_t multiple_of, uint32_t rank, struct plan_rank *ret_rank, struct err *err);
+/* The numbers that make a plan, once they are chosen. */
+struct plan_shape {
+    uint32_t ranks, groups, width; /* ranks = groups * width */
+    uint32_t multiple_of;
+};
 
-/* Fills ranks, totals and the prediction of a plan whose tp and multiple_of are legal; plan->ranks must have room for tp. */
+/* Fills slices, experts and bytes of one rank. */
+int plan_rank_fill(const struct arch *arch, const struct plan_shape *shape, uint32_t rank, struct plan_rank *ret_rank, struct err *err);
+
+/* Fills ranks, totals and the prediction of a plan whose shape is legal; plan->ranks must have room for tp. */
 int plan_fill(const struct arch *arch, struct plan *plan, struct err *err);
 
 /* plan.h states the formula. Takes the ranks' slices. */
-int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, const struct plan_rates *asked,
+int plan_predict(const struct arch *arch, const struct plan_shape *shape, const struct plan_rank *ranks, const struct plan_rates *asked,
                  struct plan_prediction *ret_prediction, struct err *err);
 struct plan_rates plan_rates_or_default(const struct plan_rates *asked);
 /* Over one duck's link for a token: x, ids and weights, and a BF16 partial back, in every layer. */
 uint64_t plan_link_bytes(const struct arch *arch);
+/* Over the head's, in the mean: of all ranks, in MoE layers without a shared expert of `active_groups` groups. */
+double plan_head_link_bytes(const struct arch *arch, const struct plan_shape *shape, double active_groups);
 
 #endif

@@ -2,8 +2,9 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
-#include "daemon/model/plan_bytes.h"
+#include "daemon/model/plan_experts.h"
 #include "proto/base/size.h"
 
 /* A plan must be predicted this much faster to be preferred to one with larger units or fewer ducks. */
@@ -33,45 +34,86 @@ static bool multiple_known(uint32_t multiple_of)
     return false;
 }
 
-/* "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24" */
-static int refuse_tp(const struct arch *arch, uint32_t tp, uint32_t multiple_of, struct err *err)
+static uint32_t units_of(uint32_t intermediate, uint32_t multiple_of)
 {
-    uint32_t narrowest = plan_narrowest(arch);
-    uint32_t units = (uint32_t)size_ceil_div(narrowest, multiple_of);
-    char others[128];
-    size_t at = 0;
-    others[0] = '\0';
-    for (size_t i = 0; i < PLAN_MULTIPLES; i++)
-        if (plan_multiples[i] != multiple_of)
-            at += (size_t)snprintf(others + at, sizeof others - at, "%s%u allows %u", at ? ", " : "", plan_multiples[i],
-                                   plan_tp_max(arch, plan_multiples[i]));
-    err_set(err, -EINVAL, ERR_BAD_SHAPE, "%u = %u unit%s of %u: tp is at most %u; %s", narrowest, units, units == 1 ? "" : "s", multiple_of,
-            plan_tp_max(arch, multiple_of), others);
-    err_value_int(err, "tp", tp);
-    err_value_int(err, "multiple_of", multiple_of);
-    err_value_int(err, "intermediate", narrowest);
-    err_value_int(err, "units", units);
-    err_value_int(err, "tp_max", plan_tp_max(arch, multiple_of));
-    return -EINVAL;
+    return intermediate ? (uint32_t)size_ceil_div(intermediate, multiple_of) : UINT32_MAX;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+uint32_t plan_ranks_max(const struct arch *arch, struct plan_strategy strategy, uint32_t multiple_of)
+{
+    if (!strategy.width || strategy.groups == 1)
+        return plan_tp_max(arch, multiple_of);
+    uint32_t all = least(units_of(arch->dense_intermediate, multiple_of), units_of(arch->shared_intermediate, multiple_of));
+    uint32_t groups = least(least(all, PLAN_TP_MAX) / strategy.width, arch->experts);
+    return units_of(arch->moe_intermediate, multiple_of) < strategy.width ? 0 : groups * strategy.width;
+}
+
+struct plan_shape plan_shape_of(struct plan_strategy strategy, uint32_t ranks, uint32_t multiple_of)
+{
+    uint32_t width = strategy.width ? strategy.width : ranks;
+    return (struct plan_shape){.ranks = ranks, .width = width, .groups = ranks / width, .multiple_of = multiple_of};
+}
+
+/* Ranks that are asked for in one way or the other; 0: not said. */
+static uint32_t ranks_asked(const struct plan_request *request)
+{
+    uint32_t fixed = plan_strategy_ranks(request->strategy);
+    return fixed ? fixed : request->tp;
+}
+
+/* A strategy that does not go with the model or with tp. */
+static int check_strategy(const struct arch *arch, const struct plan_request *request, struct err *err)
+{
+    struct plan_strategy strategy = request->strategy;
+    uint32_t fixed = plan_strategy_ranks(strategy);
+    char name[PLAN_STRATEGY_TEXT];
+    plan_strategy_name(strategy, name);
+    if (strategy.width && strategy.groups != 1 && !(arch->experts && arch->moe_intermediate)) {
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "strategy %s divides experts and the model has none: tp would be right", name);
+        err_value_str(err, "strategy", name);
+        return -EINVAL;
+    }
+    if (fixed && request->tp && request->tp != fixed && request->tp != strategy.width) {
+        err_set(err, -EINVAL, ERR_BAD_SHAPE,
+                "strategy %s has %u ranks in groups of %u: tp %u does not go with it; left out or %u would be right", name, fixed,
+                strategy.width, request->tp, fixed);
+        err_value_str(err, "strategy", name);
+        err_value_int(err, "tp", request->tp);
+        err_value_int(err, "ranks", fixed);
+        return -EINVAL;
+    }
+    return 0;
 }
 
 int plan_choose_check(const struct arch *arch, const struct plan_request *request, struct err *err)
 {
-    if (request->strategy != PLAN_TP)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "strategy %d is not known", (int)request->strategy);
     if (request->multiple_of && !multiple_known(request->multiple_of)) {
         err_set(err, -EINVAL, ERR_BAD_SHAPE, "multiple_of %u is not supported; 128, 64, 32, 16 and 8 are", request->multiple_of);
         err_value_int(err, "multiple_of", request->multiple_of);
         return -EINVAL;
     }
-    if (request->tp == 0)
-        return 0;
+    int r = check_strategy(arch, request, err);
+    if (r < 0)
+        return r;
+    uint32_t ranks = ranks_asked(request);
     uint32_t multiple_of = request->multiple_of ? request->multiple_of : plan_multiples[PLAN_MULTIPLES - 1];
-    if (request->tp > plan_tp_max(arch, multiple_of))
-        return refuse_tp(arch, request->tp, multiple_of, err);
-    if (request->ducks && request->tp > request->ducks) {
-        err_set(err, -EINVAL, ERR_BAD_SHAPE, "tp %u needs %u ducks, only %u can take a rank", request->tp, request->tp, request->ducks);
-        err_value_int(err, "tp", request->tp);
+    if ((ranks ? ranks : 1) > plan_ranks_max(arch, request->strategy, multiple_of)) {
+        const struct plan_shape shape = plan_shape_of(request->strategy, ranks ? ranks : 1, multiple_of);
+        return plan_refuse_ranks(arch, &shape, request->strategy, err);
+    }
+    if (request->ducks && ranks > request->ducks) {
+        char name[PLAN_STRATEGY_TEXT];
+        if (plan_strategy_ranks(request->strategy))
+            err_set(err, -EINVAL, ERR_BAD_SHAPE, "strategy %s needs %u ducks, only %u can take a rank",
+                    plan_strategy_name(request->strategy, name), ranks, request->ducks);
+        else
+            err_set(err, -EINVAL, ERR_BAD_SHAPE, "tp %u needs %u ducks, only %u can take a rank", ranks, ranks, request->ducks);
+        err_value_int(err, "tp", ranks);
         err_value_int(err, "ducks", request->ducks);
         return -EINVAL;
     }
@@ -119,9 +161,10 @@ struct search {
 
 static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, struct err *err)
 {
+    const struct plan_shape shape = plan_shape_of(search->request->strategy, tp, multiple_of);
     struct nearest at = {.tp = tp, .multiple_of = multiple_of, .least = UINT64_MAX};
     for (uint32_t rank = 0; rank < tp; rank++) {
-        int r = plan_rank_fill(search->arch, tp, multiple_of, rank, &search->ranks[rank], err);
+        int r = plan_rank_fill(search->arch, &shape, rank, &search->ranks[rank], err);
         if (r < 0)
             return r;
         uint64_t bytes = search->ranks[rank].bytes;
@@ -140,7 +183,7 @@ static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, str
         return 0;
     search->fitting++;
     struct plan_prediction predicted;
-    int r = plan_predict(search->arch, tp, multiple_of, search->ranks, &search->request->rates, &predicted, err);
+    int r = plan_predict(search->arch, &shape, search->ranks, &search->request->rates, &predicted, err);
     if (r < 0)
         return r;
     double rate = predicted.tokens_per_second;
@@ -156,9 +199,9 @@ static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, str
 static int try_multiple(struct search *search, uint32_t multiple_of, struct err *err)
 {
     const struct plan_request *request = search->request;
-    uint32_t most = plan_tp_max(search->arch, multiple_of);
-    if (request->tp)
-        return request->tp <= most ? try_one(search, request->tp, multiple_of, err) : 0;
+    uint32_t most = plan_ranks_max(search->arch, request->strategy, multiple_of), asked = ranks_asked(request);
+    if (asked)
+        return asked <= most ? try_one(search, asked, multiple_of, err) : 0;
     uint32_t fleet = request->ducks ? request->ducks : PLAN_TP_AUTO_MAX;
     for (uint32_t tp = 1; tp <= most && tp <= fleet; tp++) {
         int r = try_one(search, tp, multiple_of, err);
@@ -168,28 +211,49 @@ static int try_multiple(struct search *search, uint32_t multiple_of, struct err 
     return 0;
 }
 
+/* "; ep: each of 24 groups owns 5 or 6 of 128 experts, of a token's 8 the slowest has 1.86 in the mean" */
+static void explain_groups(const struct search *search, struct plan *plan)
+{
+    const struct arch *arch = search->arch;
+    if (!search->request->strategy.width)
+        return;
+    char name[PLAN_STRATEGY_TEXT], more[32] = "";
+    uint32_t least_owned = arch->experts / plan->groups;
+    size_t at = strlen(plan->explanation);
+    if (arch->experts % plan->groups)
+        snprintf(more, sizeof more, " or %u", least_owned + 1);
+    const struct plan_draw draw = plan_draw_of(arch, plan->groups);
+    snprintf(
+        plan->explanation + at, sizeof plan->explanation - at,
+        "; %s: each of %u group%s of %u rank%s owns %u%s of %u experts; of a token's %u the slowest has %.2f in the mean, if all are as "
+        "likely",
+        plan_strategy_name(plan->strategy, name), plan->groups, plan->groups == 1 ? "" : "s", plan->width, plan->width == 1 ? "" : "s",
+        least_owned, more, arch->experts, arch->top_k, draw.slowest);
+}
+
 static void explain(const struct search *search, struct plan *plan)
 {
     const struct plan_request *request = search->request;
+    uint32_t asked = ranks_asked(request);
     char fits[80] = "", memory[32];
     if (request->memory_bytes)
         snprintf(fits, sizeof fits, ", %u of them fit %s a duck", search->fitting,
                  size_format(request->memory_bytes, memory, sizeof memory));
-    if (request->tp && request->multiple_of) {
+    if (asked && request->multiple_of) {
         snprintf(plan->explanation, sizeof plan->explanation, "tp %u and multiple_of %u as asked for", plan->tp, plan->multiple_of);
         return;
     }
     char ducks[48];
     if (request->ducks)
         snprintf(ducks, sizeof ducks, "%u duck%s", request->ducks, request->ducks == 1 ? "" : "s");
-    else if (request->tp)
+    else if (asked)
         snprintf(ducks, sizeof ducks, "a duck for each rank");
     else
         snprintf(ducks, sizeof ducks, "an unknown number of ducks (up to %d)", PLAN_TP_AUTO_MAX);
     snprintf(
         plan->explanation, sizeof plan->explanation,
         "tp %u%s and multiple_of %u%s: best predicted decode rate, %.1f tokens/s (most of it waits for %s), of %u legal plan%s for %s%s",
-        plan->tp, request->tp ? " as asked for" : " chosen", plan->multiple_of, request->multiple_of ? " as asked for" : " chosen",
+        plan->tp, asked ? " as asked for" : " chosen", plan->multiple_of, request->multiple_of ? " as asked for" : " chosen",
         search->best_rate, plan_term_name(search->best_term), search->tried, search->tried == 1 ? "" : "s", ducks, fits);
 }
 
@@ -207,9 +271,16 @@ int plan_choose(const struct arch *arch, const struct plan_request *request, str
             return r;
     }
     if (search.best_tp == 0)
-        return refuse_memory(&search.nearest, !(request->tp && request->multiple_of), request->memory_bytes, err);
-    plan->tp = search.best_tp;
-    plan->multiple_of = search.best_multiple;
+        return refuse_memory(&search.nearest, !(ranks_asked(request) && request->multiple_of), request->memory_bytes, err);
+    const struct plan_shape shape = plan_shape_of(request->strategy, search.best_tp, search.best_multiple);
+    plan->tp = shape.ranks;
+    plan->groups = shape.groups;
+    plan->width = shape.width;
+    plan->multiple_of = shape.multiple_of;
+    plan->strategy = !request->strategy.width || request->strategy.groups == 1 ? PLAN_TP
+                     : request->strategy.width == 1                            ? PLAN_EP
+                                                                               : request->strategy;
     explain(&search, plan);
+    explain_groups(&search, plan);
     return 0;
 }

@@ -1,6 +1,7 @@
 #include <stdio.h>
 
 #include "daemon/model/plan_bytes.h"
+#include "daemon/model/plan_experts.h"
 
 #define TOPK_ENTRY_BYTES 8 /* an I32 id and an F32 weight */
 #define BF16_BYTES 2
@@ -28,15 +29,15 @@ struct touched {
     double dense_params, moe_params;
 };
 
-/* The most that any rank has of each. */
-static int most_touched(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, struct touched *ret_most,
-                        struct err *err)
+/* The most that any rank has of each; of experts as many as are active in the slowest group. */
+static int most_touched(const struct arch *arch, const struct plan_shape *shape, const struct plan_rank *ranks, double active,
+                        struct touched *ret_most, struct err *err)
 {
     struct touched most = {0};
-    for (uint32_t i = 0; i < tp; i++) {
+    for (uint32_t i = 0; i < shape->ranks; i++) {
         struct layout_mlp shared = {0};
         if (arch->shared_intermediate) {
-            int r = layout_mlp_init(&shared, arch->hidden, ranks[i].shared.begin, ranks[i].shared.neurons, multiple_of, err);
+            int r = layout_mlp_init(&shared, arch->hidden, ranks[i].shared.begin, ranks[i].shared.neurons, shape->multiple_of, err);
             if (r < 0)
                 return r;
         }
@@ -44,10 +45,10 @@ static int most_touched(const struct arch *arch, uint32_t tp, uint32_t multiple_
         most.dense_bytes = larger(most.dense_bytes, (double)ranks[i].dense_slot_bytes);
         most.dense_params = larger(most.dense_params, column * ranks[i].dense.neurons);
         if (arch->experts) {
-            double expert = (double)(ranks[i].moe_slot_bytes - shared.expert_bytes) / arch->experts;
-            most.moe_bytes = larger(most.moe_bytes, expert * arch->top_k + (double)shared.expert_bytes);
+            double expert = (double)(ranks[i].moe_slot_bytes - shared.expert_bytes) / ranks[i].expert_count;
+            most.moe_bytes = larger(most.moe_bytes, expert * active + (double)shared.expert_bytes);
             most.moe_params =
-                larger(most.moe_params, column * ((double)ranks[i].routed.neurons * arch->top_k + (double)ranks[i].shared.neurons));
+                larger(most.moe_params, column * ((double)ranks[i].routed.neurons * active + (double)ranks[i].shared.neurons));
         }
     }
     *ret_most = most;
@@ -59,6 +60,14 @@ uint64_t plan_link_bytes(const struct arch *arch)
     struct plan_layers layers = plan_layers_of(arch);
     uint64_t step = UINT64_C(2) * BF16_BYTES * arch->hidden;
     return (layers.dense + layers.moe) * step + (uint64_t)layers.moe * TOPK_ENTRY_BYTES * arch->top_k;
+}
+
+double plan_head_link_bytes(const struct arch *arch, const struct plan_shape *shape, double active_groups)
+{
+    struct plan_layers layers = plan_layers_of(arch);
+    double dense = 2.0 * BF16_BYTES * arch->hidden, moe = dense + (double)TOPK_ENTRY_BYTES * arch->top_k;
+    bool some = shape->groups > 1 && !arch->shared_intermediate;
+    return layers.dense * dense * shape->ranks + layers.moe * moe * (some ? shape->width * active_groups : shape->ranks);
 }
 
 static enum plan_term largest_term(const struct plan_prediction *p)
@@ -90,14 +99,15 @@ const char *plan_term_name(enum plan_term term)
     return "?";
 }
 
-int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const struct plan_rank *ranks, const struct plan_rates *asked,
+int plan_predict(const struct arch *arch, const struct plan_shape *shape, const struct plan_rank *ranks, const struct plan_rates *asked,
                  struct plan_prediction *ret_prediction, struct err *err)
 {
     struct touched most;
-    int r = most_touched(arch, tp, multiple_of, ranks, &most, err);
+    struct plan_layers layers = plan_layers_of(arch);
+    struct plan_draw draw = layers.moe ? plan_draw_of(arch, shape->groups) : (struct plan_draw){0};
+    int r = most_touched(arch, shape, ranks, draw.slowest, &most, err);
     if (r < 0)
         return r;
-    struct plan_layers layers = plan_layers_of(arch);
     struct plan_rates rates = plan_rates_or_default(asked);
     double dense_read = most.dense_bytes / rates.read_bytes_per_s, moe_read = most.moe_bytes / rates.read_bytes_per_s;
     double slow = rates.params_per_s > 0 ? 1.0 / rates.params_per_s : 0;
@@ -106,7 +116,7 @@ int plan_predict(const struct arch *arch, uint32_t tp, uint32_t multiple_of, con
         .read_s = layers.dense * dense_read + layers.moe * moe_read,
         .compute_s = layers.dense * dense_compute + layers.moe * moe_compute,
         .duck_s = layers.dense * larger(dense_read, dense_compute) + layers.moe * larger(moe_read, moe_compute),
-        .link_s = (double)tp * (double)plan_link_bytes(arch) / rates.link_bytes_per_s,
+        .link_s = plan_head_link_bytes(arch, shape, draw.groups) / rates.link_bytes_per_s,
         .step_s = (layers.dense + layers.moe) * rates.step_s,
         .host_s = rates.host_s,
     };

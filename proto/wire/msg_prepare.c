@@ -8,6 +8,7 @@
 #include "proto/wire/codec.h"
 
 #define BEGIN_BYTES (DIGEST_SIZE + 4 * 7 + 16 + 4 + 16 + DIGEST_SIZE)
+#define BEGIN_DIVIDED_BYTES 8 /* of experts that are not all of the layer's: which, and of how many */
 #define DATA_FIELDS 24
 #define SLOT_BYTES (DIGEST_SIZE + 4 * 6 + 16 + DIGEST_SIZE)
 #define MATRIX_LAST 2 /* enum kernels_matrix */
@@ -33,7 +34,8 @@ int msg_prepare_begin_encode(struct buf *buf, uint64_t request, const struct msg
 {
     static const struct msg_slice none;
     struct codec_writer w;
-    int r = codec_begin(&w, buf, WIRE_PREPARE_BEGIN, request, BEGIN_BYTES);
+    bool divided = msg->experts_total > msg->experts;
+    int r = codec_begin(&w, buf, WIRE_PREPARE_BEGIN, request, BEGIN_BYTES + (divided ? BEGIN_DIVIDED_BYTES : 0));
     if (r < 0)
         return r;
     bytes_write_copy(&w.payload, msg->model_key, DIGEST_SIZE);
@@ -48,6 +50,10 @@ int msg_prepare_begin_encode(struct buf *buf, uint64_t request, const struct msg
     bytes_write_u32(&w.payload, msg->has_shared);
     slice_write(&w.payload, msg->has_shared ? &msg->shared : &none);
     bytes_write_copy(&w.payload, msg->sources, DIGEST_SIZE);
+    if (divided) {
+        bytes_write_u32(&w.payload, msg->expert_first);
+        bytes_write_u32(&w.payload, msg->experts_total);
+    }
     return codec_end(&w);
 }
 
@@ -67,6 +73,11 @@ int msg_prepare_begin_decode(const struct frame *frame, struct msg_prepare_begin
     msg.has_shared = codec_read_u32(&r, "has_shared", 0, msg.kind == MSG_SLOT_MOE) != 0;
     slice_read(&r.payload, &msg.shared);
     bytes_read_copy(&r.payload, msg.sources, DIGEST_SIZE);
+    msg.experts_total = msg.experts;
+    if (msg.kind == MSG_SLOT_MOE && bytes_reader_left(&r.payload)) {
+        msg.expert_first = codec_read_u32(&r, "expert_first", 0, WIRE_EXPERTS_MAX - msg.experts);
+        msg.experts_total = codec_read_u32(&r, "experts_total", msg.experts + msg.expert_first, WIRE_EXPERTS_MAX);
+    }
     int code = codec_reader_end(&r);
     if (code == 0)
         *ret_msg = msg;

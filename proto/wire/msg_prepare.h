@@ -32,6 +32,8 @@ struct msg_prepare_begin {
     uint32_t layer;
     enum msg_slot_kind kind;
     uint32_t experts;       /* routed experts held here; 1 for dense */
+    uint32_t expert_first;  /* the layer's id of the first of them; their rows are sent by numbers from 0 on all the same */
+    uint32_t experts_total; /* of the layer; more than those held here only to a duck with WIRE_FEATURE_EXPERTS; 0: as many */
     struct msg_slice slice; /* of the dense MLP or of each routed expert */
     bool has_shared;
     struct msg_slice shared;      /* valid when has_shared */
@@ -41,7 +43,7 @@ struct msg_prepare_begin {
 #define MSG_EXPERT_SHARED UINT32_C(0xffffffff)
 
 struct msg_prepare_data {
-    uint32_t expert; /* 0 for dense; MSG_EXPERT_SHARED */
+    uint32_t expert; /* of those held here, from 0 on; 0 for dense; MSG_EXPERT_SHARED */
     uint8_t matrix;  /* enum kernels_matrix */
     uint32_t first_row, rows, columns;
     uint32_t scale_count;

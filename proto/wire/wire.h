@@ -62,7 +62,7 @@
 #define WIRE_MAGIC UINT32_C(0x6b397066) /* "fp9k" */
 #define WIRE_VERSION_MAJOR 1
 /* 1: WIRE_FEATURE_BATCH; 2: WIRE_FEATURE_CACHE; 3: WIRE_FEATURE_COUNTS; 4: WIRE_FEATURE_TAKEN, _BUFFER; 5: the heartbeat in HELLO;
- * 6: WIRE_FEATURE_ONE_SHOT, _STAGE; 7: WIRE_FEATURE_CHANNEL; 8: WIRE_FEATURE_CANCEL */
+ * 6: WIRE_FEATURE_ONE_SHOT, _STAGE; 7: WIRE_FEATURE_CHANNEL; 8: WIRE_FEATURE_CANCEL, _EXPERTS */
 #define WIRE_VERSION_MINOR 8
 #define WIRE_FRAME_HEADER 24
 
@@ -76,6 +76,7 @@
 #define WIRE_FEATURE_CHANNEL (UINT64_C(1) << 6) /* both take STEP and STEP_DONE through shared memory, too: channel.h; local ducks only */
 #define WIRE_FEATURE_STAGE (UINT64_C(1) << 8) /* the duck has the stage and takes PREPARE_STAGED */
 #define WIRE_FEATURE_CANCEL (UINT64_C(1) << 9) /* the duck takes STEP_CANCEL */
+#define WIRE_FEATURE_EXPERTS (UINT64_C(1) << 10) /* the duck takes slots of some of a layer's experts, and steps that ask for others too */
 /* The highest 16 bits of a HELLO's features: seconds between the head's PINGs, 0 when it does not say. There, since an older duck ignores
  * them. A duck that is a service gives up a head from which nothing comes for several of them. */
 #define WIRE_HEARTBEAT_SHIFT 48

@@ -87,8 +87,27 @@ def draw(rng):
         case["shared"] = rng.choice((0, 1)) if family == "qwen3_5_moe" else rng.choice((0, 1, 1, 2))
     multiple_of = rng.choice((128, 64, 32, 16, 8))
     widths = [case["moe"]] if family == "minimax_m2" else [case["dense"], case["moe"]] if experts else [case["dense"]]
-    most = min(-(-width // multiple_of) for width in widths)
-    return case, rng.randint(1, min(most, DUCKS)), multiple_of, rng.choice(("f32", "bf16", "f16"))
+    units = [-(-width // multiple_of) for width in widths]
+    dtype = rng.choice(("f32", "bf16", "f16"))
+    strategy = draw_strategy(rng, case, units, multiple_of) if experts else None
+    if strategy:
+        return case, *strategy, multiple_of, dtype
+    return case, "tp", rng.randint(1, min(*units, DUCKS)), multiple_of, dtype
+
+
+def draw_strategy(rng, case, units, multiple_of):
+    """(strategy, ranks) of a plan that divides the experts; None: not this time, or there is none of the kind."""
+    gated = case["family"] == "qwen3_5_moe" and case["shared"]
+    all_ranks = min([DUCKS] + units[:-1] + ([-(-case["shared"] * case["moe"] // multiple_of)] if case["shared"] and not gated else []))
+    groups = case["experts"] + bool(gated)
+    kind = rng.choice(("tp", "ep", "both", "both"))
+    if kind == "ep":
+        return "ep", rng.randint(1, min(all_ranks, groups))
+    pairs = [(n, m) for n in range(2, min(all_ranks // 2, units[-1]) + 1) for m in range(2, min(all_ranks // n, groups) + 1)]
+    if kind == "both" and pairs:
+        n, m = rng.choice(pairs)
+        return f"tp{n}xep{m}", n * m
+    return None
 
 
 def may_be_fused(case):
@@ -99,12 +118,14 @@ def may_be_fused(case):
 
 def one_draw(build, daemon, folder, seed):
     rng = random.Random(seed)
-    case, tp, multiple_of, dtype = draw(rng)
+    case, strategy, tp, multiple_of, dtype = draw(rng)
     fused = ("--fused",) if may_be_fused(case) and rng.random() < 0.5 else ()
-    what = f"seed {seed}: {case}, tp {tp}, multiple_of {multiple_of}, scales {dtype} {fused}"
+    what = f"seed {seed}: {case}, strategy {strategy}, tp {tp}, multiple_of {multiple_of}, scales {dtype} {fused}"
     path = checkpoint(build, folder, config(**case), seed, "--scale-dtype", dtype, *fused)
-    plan = daemon.ok("plan", path, "--tp", tp, "--multiple-of", multiple_of)
-    done = daemon.ok("load", path, "--name", "drawn", "--tp", tp, "--multiple-of", multiple_of)
+    words = ("--tp", tp, "--multiple-of", multiple_of, "--strategy", strategy)
+    plan = daemon.ok("plan", path, *words)
+    done = daemon.ok("load", path, "--name", "drawn", *words)
+    assert done["strategy"] == plan["strategy"] == strategy and len(plan["ranks"]) == done["tp"] == tp, what
     assert held(daemon, done["model_key"]) == sorted(rank["bytes"] for rank in plan["ranks"]), what
     assert plan["send_bytes"] == sum(rank["send_bytes"] for rank in plan["ranks"]), what
     # Frame headers come on top: so many for each tile of 128 rows or columns.

@@ -18,8 +18,12 @@ static void duck_came_up(struct sim *sim, uint32_t index)
         core_duck_lost(sim->core, sim->now, index, "its process exited with status 1");
         return;
     }
-    struct msg_hello_duck hello = {.major = 1, .software = "sim", .isa = "ref", .cores = 1, .capacity_bytes = duck->capacity};
-    hello.features = WIRE_FEATURE_CANCEL;
+    struct msg_hello_duck hello = {.major = 1,
+                                   .software = "sim",
+                                   .isa = "ref",
+                                   .cores = 1,
+                                   .features = WIRE_FEATURE_CANCEL | (duck->old ? 0 : WIRE_FEATURE_EXPERTS),
+                                   .capacity_bytes = duck->capacity};
     snprintf(hello.name, sizeof hello.name, "local%u", index);
     snprintf(hello.boot_id, sizeof hello.boot_id, "boot-%u", duck->boots);
     core_duck_up(sim->core, sim->now, index, &hello, duck->slots, duck->slot_count);
@@ -152,6 +156,7 @@ static void send_slot(struct sim *sim, const struct core_job *job, size_t i)
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = open_files(sim, &arch);
     digest_layer(sim, checkpoint, arch, layer);
     checkpoint_layer_sources(checkpoint, layer, slot.sources);
+    assert_int_equal(plan_slot_sources(model->arch, model->plan, layer, slot.sources), 0);
     arch_free(arch);
     size_t at = 0;
     while (at < duck->slot_count &&
@@ -304,7 +309,8 @@ static void act(struct sim *sim, const struct core_action *action)
     case CORE_ACT_DIGEST: digest(sim, action->id); break;
     case CORE_ACT_STEP_CHUNK:
         for (uint32_t rank = 0; rank < session->tp; rank++)
-            later(sim, action, session->duck_of_rank[rank], session->steps[action->lane].id);
+            if (session->steps[action->lane].asked[rank])
+                later(sim, action, session->duck_of_rank[rank], session->steps[action->lane].id);
         break;
     case CORE_ACT_STEP_SUM: core_step_summed(sim->core, sim->now, action->id, action->lane); break;
     case CORE_ACT_STEP_DONE:

@@ -20,6 +20,7 @@ struct sim_duck {
     bool idle;          /* answers everything but steps */
     bool lagging;       /* keeps the answers to steps until it is no more, and obeys no STEP_CANCEL */
     unsigned cancels, stray_cancels; /* STEP_CANCELs of steps that it worked on, and others */
+    bool old;           /* knows no strategy but tp */
     bool refuses_start; /* dies as soon as it is started */
     unsigned starts;
     unsigned boots;                       /* its buffer was lost so often */

@@ -406,7 +406,7 @@ static void spoil_geometry(struct wbuf_header *h)
 }
 static void spoil_experts(struct wbuf_header *h)
 {
-    h->slots[1].experts = UINT32_MAX;
+    h->slots[1].experts = UINT16_MAX;
     seal(&h->slots[1]);
 }
 
@@ -426,7 +426,7 @@ static void test_corrupt(void **state)
     spoiled_slots(spoil_bytes, 2, "slot 0:");
     spoiled_slots(spoil_overlap, 0, "slots 0 and 1 overlap");
     spoiled_slots(spoil_geometry, 1, "slot 1: hidden size 4294967295");
-    spoiled_slots(spoil_experts, 1, "slot 1: 4294967295 experts");
+    spoiled_slots(spoil_experts, 1, "slot 1: 65535 experts");
 }
 
 static void spoil_gone(struct wbuf_header *h)
