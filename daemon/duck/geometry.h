@@ -7,7 +7,7 @@
 
 struct geometry {
     enum msg_slot_kind kind;
-    uint32_t experts; /* routed, held here; 1 for dense */
+    uint32_t experts;                     /* routed, held here; 1 for dense */
     uint32_t expert_first, experts_total; /* the layer's id of the first of them, and how many the layer has */
     bool has_shared;
     struct layout_mlp layout;

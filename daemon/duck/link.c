@@ -127,8 +127,8 @@ static int on_hello(struct link *link, const struct frame *frame, struct err *er
     struct msg_hello_duck answer = {
         .major = WIRE_VERSION_MAJOR,
         .minor = WIRE_VERSION_MINOR,
-        .features = WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER | WIRE_FEATURE_CANCEL |
-                    WIRE_FEATURE_EXPERTS,
+        .features =
+            WIRE_FEATURE_BATCH | WIRE_FEATURE_CACHE | WIRE_FEATURE_TAKEN | WIRE_FEATURE_BUFFER | WIRE_FEATURE_CANCEL | WIRE_FEATURE_EXPERTS,
         .software = "fp9-duck " FP9_VERSION,
         .cores = link->facts.cores,
         .capacity_bytes = wbuf_capacity(link->wbuf),

@@ -174,7 +174,8 @@ static int check_same_plan(const struct core_model *model, const struct core_loa
     if ((ranks && ranks != plan->tp) || (request->multiple_of && request->multiple_of != plan->multiple_of) ||
         !plan_strategy_fits(request->strategy, plan))
         return err_set(err, -EEXIST, ERR_BAD_REQUEST,
-                       "model %s is prepared with tp %u, multiple_of %u, strategy %s: unload it to change that", model->name, plan->tp, plan->multiple_of, plan_strategy_name(plan->strategy, strategy));
+                       "model %s is prepared with tp %u, multiple_of %u, strategy %s: unload it to change that", model->name, plan->tp,
+                       plan->multiple_of, plan_strategy_name(plan->strategy, strategy));
     return 0;
 }
 

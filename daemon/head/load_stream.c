@@ -537,8 +537,8 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
     }
     uint8_t sources[DIGEST_SIZE];
     load_hash_settle(stream->hash);
-    if (r == 0 && (!checkpoint_layer_sources(checkpoint, layer, sources) ||
-                   plan_slot_sources(&stream->arch, &stream->plan, layer, sources) < 0))
+    if (r == 0 &&
+        (!checkpoint_layer_sources(checkpoint, layer, sources) || plan_slot_sources(&stream->arch, &stream->plan, layer, sources) < 0))
         r = err_set(err, -ENOMEM, ERR_NO_MEMORY, "its weights' digest cannot be computed");
     size_t ended = 0;
     while (r == 0 && ended < count) {

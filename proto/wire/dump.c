@@ -75,8 +75,7 @@ static int prepare_begin(const struct frame *frame, char *text, size_t size, str
     if (r == 0)
         snprintf(text, size, "model %s layer %u %s rank %u of %u multiple_of %u experts %u+%u of %u hidden %u neurons %u+%u%s",
                  short_key(m.model_key, key), m.layer, m.kind == MSG_SLOT_MOE ? "moe" : "dense", m.rank, m.tp, m.multiple_of,
-                 m.expert_first, m.experts, m.experts_total,
-                 m.slice.hidden, m.slice.begin, m.slice.neurons, m.has_shared ? " shared" : "");
+                 m.expert_first, m.experts, m.experts_total, m.slice.hidden, m.slice.begin, m.slice.neurons, m.has_shared ? " shared" : "");
     return r;
 }
 

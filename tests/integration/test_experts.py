@@ -64,7 +64,7 @@ def test_reference(empty, reference, tmp_path, strategy, ranks, multiple_of):
     done = load(empty, MODEL, strategy, tp=ranks, multiple_of=multiple_of)
     assert done["tp"] == ranks
     plan = empty.ok("plan", MODEL, "--strategy", strategy, "--tp", ranks, "--multiple-of", multiple_of)
-    assert held(empty, done["model_key"]) == sorted(rank["bytes"] for rank in plan["ranks"]), "the ducks hold what was planned, to the byte"
+    assert held(empty, done["model_key"]) == sorted(rank["bytes"] for rank in plan["ranks"]), "ducks hold what was planned"
     assert plan["bytes_total"] == sum(rank["bytes"] for rank in plan["ranks"])
     found = owners(empty)
     assert len(set(found.values())) == ranks // (int(strategy[2]) if strategy != "ep" else 1)
@@ -85,7 +85,7 @@ def test_reference(empty, reference, tmp_path, strategy, ranks, multiple_of):
 
 
 def test_cache_of_strategies(make_daemon, reference, tmp_path):
-    """A warm load is a hit; another division of the experts is a miss of the MoE layers with the reason in words, and not of the dense one."""
+    """A warm load is a hit; another division of the experts is a miss of the MoE layers, not of the dense one, with the reason in words."""
     daemon = make_daemon()
     first = load(daemon, MODEL, "ep", tp=4, multiple_of=32)
     assert first["cache"] == "miss"
@@ -137,7 +137,8 @@ def test_restart(make_daemon, reference, tmp_path):
         shown = daemon.wait_for("the model", back)
         assert (shown["strategy"], shown["tp"], shown["model_key"]) == ("tp2xep2", 4, done["model_key"]), shown
         assert owners(daemon) == found
-        again = {layer: bits(daemon, layer, reference.path, tmp_path, "prefill", prefix=reference.prefix(layer))[1] for layer in range(LAYERS)}
+        again = {layer: bits(daemon, layer, reference.path, tmp_path, "prefill", prefix=reference.prefix(layer))[1]
+                 for layer in range(LAYERS)}
         assert again == before, restart
 
 

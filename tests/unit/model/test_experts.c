@@ -163,8 +163,8 @@ static void bytes_are_the_layouts(void **state)
         static const char *const names[] = {"ep", "tp1xep3", "tp2xep3", "tp3xep2", "tp2xep4", "tp8xep1", "tp"};
         for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
             struct plan_strategy strategy = named(names[i]);
-            struct plan *plan = made(arch, (struct plan_request){.tp = plan_strategy_ranks(strategy) ? 0 : 5, .multiple_of = 16,
-                                                                 .strategy = strategy});
+            struct plan *plan =
+                made(arch, (struct plan_request){.tp = plan_strategy_ranks(strategy) ? 0 : 5, .multiple_of = 16, .strategy = strategy});
             uint64_t total = 0, experts = 0;
             for (uint32_t rank = 0; rank < plan->tp; rank++) {
                 const struct plan_rank *at = &plan->ranks[rank];
@@ -192,9 +192,9 @@ static void bytes_are_the_layouts(void **state)
 
 static void names(void **state)
 {
-    static const char *const wrong[] = {"",       "TP",       "tp4",      "ep4",       "tp4xep",   "tp4ep8",   "tp0xep4",
-                                        "tp4xep0", "tp04xep2", "tp+4xep2", "tp-1xep2", "tp4xep8 ", " ep",      "tp2xep4xtp2",
-                                        "tp33xep32", "tp99999999999xep1", "tp4294967297xep1"};
+    static const char *const wrong[] = {
+        "",         "TP",       "tp4",      "ep4", "tp4xep",      "tp4ep8",    "tp0xep4",           "tp4xep0",         "tp04xep2",
+        "tp+4xep2", "tp-1xep2", "tp4xep8 ", " ep", "tp2xep4xtp2", "tp33xep32", "tp99999999999xep1", "tp4294967297xep1"};
     char text[PLAN_STRATEGY_TEXT];
     (void)state;
     for (size_t i = 0; i < ARRAY_LENGTH(wrong); i++) {
