@@ -77,6 +77,7 @@ struct plan_strategy {
 const char *plan_strategy_name(struct plan_strategy strategy, char text[PLAN_STRATEGY_TEXT]);
 /* The same, and tp1xepM, tpNxep1. */
 int plan_strategy_parse(const char *text, struct plan_strategy *ret_strategy, struct err *err);
+/* A left-out one is tp. */
 bool plan_strategy_same(struct plan_strategy a, struct plan_strategy b);
 bool plan_strategy_given(struct plan_strategy strategy);
 struct plan;

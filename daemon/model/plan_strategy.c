@@ -60,7 +60,7 @@ int plan_strategy_parse(const char *text, struct plan_strategy *ret_strategy, st
 
 bool plan_strategy_same(struct plan_strategy a, struct plan_strategy b)
 {
-    return a.width == b.width && a.groups == b.groups;
+    return a.width == b.width && (!a.width || a.groups == b.groups);
 }
 
 bool plan_strategy_given(struct plan_strategy strategy)

@@ -56,7 +56,8 @@ def bits(daemon, layer, source, folder, kind, *more, prefix="", name="m"):
 
 # ---- the trained checkpoint: 8 experts, a dense first layer
 
-PLANS = [("ep", 2, 64), ("ep", 3, 64), ("ep", 4, 32), ("ep", 7, 8), ("ep", 8, 16), ("tp2xep2", 4, 64), ("tp3xep2", 6, 64), ("tp2xep3", 6, 8)]
+PLANS = [("ep", 2, 64), ("ep", 3, 64), ("ep", 4, 32), ("ep", 7, 8), ("ep", 8, 16), ("tp2xep2", 4, 64), ("tp3xep2", 6, 64),
+         ("tp2xep3", 6, 8)]
 
 
 @pytest.mark.parametrize("strategy,ranks,multiple_of", PLANS)

@@ -208,6 +208,9 @@ static void names(void **state)
     for (size_t i = 0; i < ARRAY_LENGTH(right); i++)
         assert_string_equal(plan_strategy_name(named(right[i]), text), right[i]);
     assert_string_equal(plan_strategy_name((struct plan_strategy){0}, text), "tp");
+    assert_true(plan_strategy_same((struct plan_strategy){0}, PLAN_TP));
+    assert_false(plan_strategy_same(PLAN_EP, PLAN_TP));
+    assert_false(plan_strategy_same(named("tp2xep4"), named("tp2xep3")));
     /* A plan says which of the names for the same thing it goes by; it is refused as nothing else. */
     struct arch *arch = arch_of(256, 512, 64, 2, 8, 2, 0);
     static const char *const same[][2] = {{"tp1xep4", "ep"}, {"tp4xep1", "tp"}, {"tp2xep2", "tp2xep2"}};
