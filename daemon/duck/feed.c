@@ -15,7 +15,9 @@ struct feed {
     const struct buf *out; /* what leaves on the socket */
     struct err broken;     /* under the lock; code 0: nothing */
     _Atomic bool dead;     /* broken: member 0 looks no more */
-    struct spin spin;      /* member 0's */
+    /* Member 0's. */
+    struct spin spin;
+    bool idle; /* it had nothing to do: the first frame begins at once, and no cache line is waited for to see whether there is a second */
 };
 
 /* With the lock. */
@@ -28,11 +30,11 @@ static void set_broken(struct feed *feed, const struct err *err)
 }
 
 /* With the lock. */
-static int take_frames(struct feed *feed, struct err *err)
+static int take_frames(struct feed *feed, int most, struct err *err)
 {
     struct frame frame;
     int r = 0;
-    for (int i = 0; i < FRAMES_AT_ONCE && (r = channel_next(feed->channel, &frame, err)) > 0; i++) {
+    for (int i = 0; i < most && (r = channel_next(feed->channel, &frame, err)) > 0; i++) {
         if (frame.type != WIRE_STEP)
             r = err_set(err, -EPROTO, ERR_BAD_REQUEST, "channel: %s frame: only STEP comes this way", frame_type_name(frame.type));
         else
@@ -52,7 +54,7 @@ int feed_take(struct feed *feed, struct err *err)
         err_copy(err, &feed->broken);
         return feed->broken.code;
     }
-    return exec_lent(feed->exec) ? take_frames(feed, err) : 0;
+    return exec_lent(feed->exec) ? take_frames(feed, FRAMES_AT_ONCE, err) : 0;
 }
 
 /* ---- member 0 ----------------------------------------------------------------------------------- */
@@ -64,7 +66,9 @@ static void look(void *user)
         return;
     struct err err;
     size_t out = feed->out->length;
-    if (feed->broken.code == 0 && take_frames(feed, &err) < 0)
+    int most = feed->idle ? 1 : FRAMES_AT_ONCE;
+    feed->idle = false;
+    if (feed->broken.code == 0 && take_frames(feed, most, &err) < 0)
         set_broken(feed, &err);
     else if (feed->out->length != out)
         exec_ring(feed->exec);
@@ -107,6 +111,7 @@ static void wait(void *user, bool (*knocked)(void *user), void *knocked_user)
         return;
     }
     struct wait wait = {.feed = feed, .knocked = knocked, .user = knocked_user};
+    feed->idle = true;
     if (!spin_while_not(&feed->spin, ready, &wait))
         channel_sleep(feed->channel, knocked, knocked_user);
 }

@@ -21,6 +21,7 @@ struct aux {
     bool finished; /* nobody writes into it any more */
     bool zero;     /* it has no pages yet: they will be zero */
     uint64_t offset, bytes;
+    struct wbuf_slot seen; /* the description as it was found sound last: as long as it is that, it is sound */
 };
 
 struct wbuf {
@@ -31,6 +32,7 @@ struct wbuf {
     struct aux aux[WBUF_SLOTS_MAX];
     uint32_t order[WBUF_SLOTS_MAX]; /* slots that hold a range, by offset */
     uint32_t order_count;
+    uint32_t found;   /* index in `order` of what was looked for last */
     uint64_t stamp;   /* of slots begun or put under another key now */
     uint64_t changes; /* of order */
     bool keep_pages;  /* of dropped slots */
@@ -240,24 +242,42 @@ bool wbuf_sound(const struct wbuf *wbuf, uint32_t i)
     return slot->state == MSG_SLOT_FILLING || (slot->state == MSG_SLOT_FINISHED && slot->finish == wbuf_format_finish(slot));
 }
 
-static uint32_t find(const struct wbuf *wbuf, const uint8_t *model_key, uint32_t layer, bool finished)
+/* As wbuf_sound of a finished slot, for steps: a checksum each time would cost as much as all else that is looked up. */
+static bool still_sound(struct wbuf *wbuf, uint32_t i)
 {
-    for (uint32_t i = 0; i < wbuf->order_count; i++) {
+    struct aux *aux = &wbuf->aux[i];
+    struct wbuf_slot now = wbuf->header->slots[i];
+    if (memcmp(&now, &aux->seen, sizeof now) == 0)
+        return wbuf_taken(wbuf, i);
+    if (now.state != MSG_SLOT_FINISHED || now.finish != wbuf_format_finish(&now) || !wbuf_sound(wbuf, i))
+        return false;
+    aux->seen = now;
+    return true;
+}
+
+/* Looks first where it found something last, and behind that: steps ask for one layer after the other. */
+static uint32_t find(struct wbuf *wbuf, const uint8_t *model_key, uint32_t layer, bool finished)
+{
+    for (uint32_t n = 0, i = wbuf->found; n < wbuf->order_count; n++, i++) {
+        if (i >= wbuf->order_count)
+            i = 0;
         uint32_t at = wbuf->order[i];
         const struct wbuf_slot *slot = &wbuf->header->slots[at];
         if (slot->layer == layer && (finished ? slot->state == MSG_SLOT_FINISHED : slot->state != 0) &&
-            memcmp(slot->model_key, model_key, DIGEST_SIZE) == 0 && (finished ? wbuf_sound(wbuf, at) : wbuf_taken(wbuf, at)))
+            memcmp(slot->model_key, model_key, DIGEST_SIZE) == 0 && (finished ? still_sound(wbuf, at) : wbuf_taken(wbuf, at))) {
+            wbuf->found = i;
             return at;
+        }
     }
     return WBUF_NONE;
 }
 
-uint32_t wbuf_find(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer)
+uint32_t wbuf_find(struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer)
 {
     return find(wbuf, model_key, layer, true);
 }
 
-uint32_t wbuf_find_any(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer)
+uint32_t wbuf_find_any(struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer)
 {
     return find(wbuf, model_key, layer, false);
 }

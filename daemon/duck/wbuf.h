@@ -76,8 +76,8 @@ void wbuf_rekey(struct wbuf *wbuf, uint32_t slot, const uint8_t model_key[DIGEST
 uint64_t wbuf_drop(struct wbuf *wbuf, uint32_t slot);
 
 /* The finished, sound slot of a model's layer, or WBUF_NONE. Any state: wbuf_find_any. */
-uint32_t wbuf_find(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
-uint32_t wbuf_find_any(const struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
+uint32_t wbuf_find(struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
+uint32_t wbuf_find_any(struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], uint32_t layer);
 /* True when the slot is in use (not free, not dropped); for loops over 0 .. WBUF_SLOTS_MAX - 1. */
 bool wbuf_taken(const struct wbuf *wbuf, uint32_t slot);
 /* True when it is in use and its description in the header is the one it was given: somebody may have written over it. */

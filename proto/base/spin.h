@@ -10,13 +10,15 @@
 #include "proto/base/clock.h"
 
 #define SPIN_LOOKS 16  /* between two looks at the clock, each of which costs about as much as a look at the word */
+#define SPIN_WINS 8    /* so many waits that ended in time between two looks at the clock by the wary */
 #define SPIN_SHRUNK 16 /* a budget is never less than this part of its limit: it must be able to find out that waits became short */
 
 struct spin {
     uint64_t limit_ns; /* 0: never spin */
     uint64_t budget_ns;
-    bool wary;         /* once this CPU was taken away while spinning, rest: somebody else wants it, and who sleeps gets it sooner */
+    bool wary;               /* once this CPU was taken away while spinning, rest: somebody else wants it, and who sleeps gets it sooner */
     uint64_t rests_until_ns; /* 0: it does not */
+    uint32_t wins;
 };
 
 #define SPIN_TAKEN_NS (200 * CLOCK_NS_PER_US) /* between two looks at the clock: no interrupt takes so long */
@@ -79,8 +81,10 @@ __attribute__((always_inline)) static inline bool spin_while_not(struct spin *sp
         for (int i = 0; i < SPIN_LOOKS; i++) {
             spin_pause();
             if (ready(user)) {
-                /* What was waited for may have come while the CPU was away. */
-                if (!spin->wary || !before || !spin_taken(spin, before, clock_now_ns()))
+                /* What was waited for may have come while the CPU was away. A few looks at the clock tell that as well as many do, and they
+                 * delay what was waited for. */
+                bool look = spin->wary && before && ++spin->wins % SPIN_WINS == 0;
+                if (!look || !spin_taken(spin, before, clock_now_ns()))
                     spin_won(spin);
                 return true;
             }

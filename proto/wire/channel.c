@@ -186,6 +186,16 @@ static enum channel_mode mode_of(uint32_t word)
     return word == CHANNEL_AWAKE ? CHANNEL_AWAKE : word == CHANNEL_BUSY ? CHANNEL_BUSY : CHANNEL_ASLEEP;
 }
 
+/* By itself the compiler fetches a line to be read, and the first write to it waits for the other side once more. */
+static void fetch_to_write(const uint8_t *line)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __asm__ volatile("prefetchw %0" : : "m"(*line));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 int channel_send(struct channel *channel, const void *head, size_t head_bytes, const void *body, size_t body_bytes,
                  enum channel_mode *ret_mode, struct err *err)
 {
@@ -210,7 +220,7 @@ int channel_send(struct channel *channel, const void *head, size_t head_bytes, c
     *ret_mode = mode_of(atomic_load_explicit(&out->words->mode, memory_order_seq_cst));
     /* The next frame's lines are still in the other's cache from the last time round: fetch them while the answer is on its way. */
     for (int i = 1; i < WARM_LINES; i++)
-        __builtin_prefetch(out->ring + after % CHANNEL_RING + (size_t)i * CHANNEL_ALIGN, 1);
+        fetch_to_write(out->ring + after % CHANNEL_RING + (size_t)i * CHANNEL_ALIGN);
     return 1;
 }
 

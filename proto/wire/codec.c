@@ -46,50 +46,10 @@ void codec_refuse(struct codec_reader *r, const char *format, ...)
     r->code = err_set(r->err, -EPROTO, ERR_BAD_REQUEST, "%s frame: %s", frame_type_name(r->frame->type), text);
 }
 
-struct codec_reader codec_reader_init(const struct frame *frame, enum wire_type type, struct err *err)
-{
-    struct codec_reader r = {.frame = frame, .payload = bytes_reader_init(frame->payload, frame->length), .err = err};
-    if (frame->type != type)
-        codec_refuse(&r, "a %s frame was expected", frame_type_name(type));
-    return r;
-}
-
-/* A value that is not there is told by codec_reader_end as a short payload, not as a value out of range. */
-static bool sound(const struct codec_reader *r)
-{
-    return r->code == 0 && !r->payload.failed;
-}
-
-uint32_t codec_read_u32(struct codec_reader *r, const char *field, uint32_t low, uint32_t high)
-{
-    uint32_t value = bytes_read_u32(&r->payload);
-    if (sound(r) && (value < low || value > high))
-        codec_refuse(r, "%s is %u, allowed are %u to %u", field, value, low, high);
-    return value;
-}
-
-uint8_t codec_read_u8(struct codec_reader *r, const char *field, uint8_t high)
-{
-    uint8_t value = bytes_read_u8(&r->payload);
-    if (sound(r) && value > high)
-        codec_refuse(r, "%s is %u, allowed are 0 to %u", field, value, high);
-    return value;
-}
-
-bool codec_read_bool(struct codec_reader *r, const char *field)
-{
-    return codec_read_u8(r, field, 1) == 1;
-}
-
-uint64_t codec_read_u64(struct codec_reader *r)
-{
-    return bytes_read_u64(&r->payload);
-}
-
 void codec_read_string(struct codec_reader *r, const char *field, char *to, size_t size)
 {
     struct bytes_reader before = r->payload;
-    bool whole = sound(r);
+    bool whole = codec_sound(r);
     bytes_read_string(&r->payload, to, size);
     if (whole && r->payload.failed) {
         size_t length = bytes_read_u16(&before);
@@ -99,21 +59,4 @@ void codec_read_string(struct codec_reader *r, const char *field, char *to, size
     for (const unsigned char *p = (const unsigned char *)to; *p; p++)
         if (*p < 0x20 || *p == 0x7f)
             codec_refuse(r, "%s holds the control character 0x%02x", field, *p);
-}
-
-void codec_read_zeros(struct codec_reader *r, size_t bytes)
-{
-    const uint8_t *view = bytes_read_view(&r->payload, bytes);
-    for (size_t i = 0; view && i < bytes; i++)
-        if (view[i])
-            codec_refuse(r, "a padding byte is 0x%02x, it must be zero", view[i]);
-}
-
-int codec_reader_end(struct codec_reader *r)
-{
-    if (r->payload.failed)
-        codec_refuse(r, "its payload of %u bytes ends before its fields do", r->frame->length);
-    else if (bytes_reader_left(&r->payload))
-        codec_refuse(r, "%zu of its %u payload bytes are left over", bytes_reader_left(&r->payload), r->frame->length);
-    return r->code;
 }
