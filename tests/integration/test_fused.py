@@ -2,6 +2,7 @@
 run on from gate into up; what cannot be known is refused by name."""
 import glob
 import os
+import signal
 import time
 
 import numpy as np
@@ -183,6 +184,30 @@ def test_from_memory_and_lost_slots(build, make_daemon, tmp_path):
     daemon.ok("prepare", "m")
     assert checksums(daemon, first["model_key"]) == slots
     assert bits(daemon, tmp_path, "m", "qwen3_5_moe") == want
+
+
+def test_a_cut_load_goes_on(build, make_daemon, tmp_path):
+    """One of two ducks stands still until the load is cancelled; what the other has finished is not prepared again."""
+    daemon, twin = make_daemon(ducks=2, fleet="heartbeat_s = 30"), make_daemon(ducks=2)
+    values = config("qwen3_5_moe", 256, 384, moe=256, experts=6, top_k=2, shared=1, layers=8)
+    fused = checkpoint(build, tmp_path, values, 11, "--fused", "--shard-bytes", "1M")
+    plan = ("--name", "m", "--tp", 2, "--multiple-of", 64)
+    whole = twin.ok("load", fused, *plan)
+    still = daemon.duck_pids()[1]
+    os.kill(still, signal.SIGSTOP)
+    try:
+        job = daemon.ok("load", fused, *plan, "--no-wait")["job"]
+        daemon.wait_for("finished slots", lambda: sum(s["state"] == "finished" for s in daemon.ok("cache", "list")["slots"]) >= 1)
+        daemon.ok("job", "cancel", job)
+    finally:
+        os.kill(still, signal.SIGCONT)
+    daemon.ctl("job", "wait", job)
+    again = daemon.ok("load", fused, *plan)
+    assert again["cache"] == "partial" and again["model_key"] == whole["model_key"], again
+    assert 0 < again["bytes_sent"] < whole["bytes_sent"]
+    assert checksums(daemon, again["model_key"]) == checksums(twin, whole["model_key"])
+    assert bits(daemon, tmp_path, "m", "qwen3_5_moe") == bits(twin, tmp_path, "m", "qwen3_5_moe")
+    assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
 
 
 def test_mtp_layers(build, daemon, tmp_path):
