@@ -460,6 +460,8 @@ int cache_check_start(const struct call *call, json_t **ret_result, struct err *
         if (r < 0)
             return r;
     }
+    if (head->cache_check && atomic_load(&head->cache_check->cancelled))
+        return err_set(err, -EBUSY, ERR_BUSY, "a cache verify that was cancelled still reads a layer; ask again when it is through");
     if (head->cache_check)
         return err_set(err, -EBUSY, ERR_BUSY, "a cache verify is under way; one at a time");
     uint64_t job;

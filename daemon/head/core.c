@@ -88,7 +88,7 @@ void core_stop(struct core *core, uint64_t now)
             core_session_model_gone(core, now, i, &err);
     for (uint32_t i = 0; i < CORE_JOBS_MAX; i++)
         if (core->jobs[i].used && !core_job_over(&core->jobs[i]))
-            core_job_cancel(core, now, core->jobs[i].id, NULL);
+            core_job_cancel(core, now, core->jobs[i].id, "since fp9d is stopping", NULL);
     for (uint32_t i = 0; i < core->duck_count; i++)
         core_mirror_tick(core, now, i);
 }

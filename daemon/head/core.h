@@ -74,6 +74,8 @@ struct core_duck {
 
 /* ---- models ---- */
 
+#define CORE_WHY_MAX 192
+
 /* How a model was when it was ready last; to say what has changed. */
 struct core_was {
     bool known;
@@ -97,7 +99,7 @@ enum core_model_state {
     CORE_MODEL_DEGRADED,   /* a rank's duck is lost */
     CORE_MODEL_RECOVERING, /* ducks are up, missing slots are being prepared again */
     CORE_MODEL_FAILED,     /* the last load failed, see error */
-    CORE_MODEL_UNLOADED,   /* its cache was invalidated */
+    CORE_MODEL_UNLOADED,   /* its cache was invalidated: until it is loaded again, also by a later fp9d */
 };
 
 struct core_model {
@@ -119,6 +121,7 @@ struct core_model {
     bool left;
     uint8_t left_key[DIGEST_SIZE];
     struct err error; /* why it is not ready; code 0: nothing */
+    char unloaded[CORE_WHY_MAX]; /* "its cache was invalidated by uid 0 at ...": it does not come back by itself; "": it does */
     /* what was asked for, for reloads */
     uint32_t want_tp, want_multiple_of;
     struct plan_strategy want_strategy;
@@ -204,6 +207,7 @@ struct core_load_request {
     bool force;
     bool mtp;                   /* layers for multi-token prediction too */
     const struct core_was *was; /* core_restore: as it was remembered; NULL: unknown */
+    const char *unloaded;       /* core_restore: as in struct core_model; NULL or "": it is loaded */
 };
 
 /* ---- sessions and steps ---- */
@@ -406,7 +410,7 @@ void core_duck_pong(struct core *core, uint64_t now, uint32_t duck, uint64_t rtt
 /* ---- events: models and jobs ---- */
 
 int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err);
-/* A model that was registered before fp9d started: loads when ducks are there. After core_start. */
+/* A model that was registered before fp9d started: loads when ducks are there, unless it was unloaded. After core_start. */
 int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err);
 int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t layer, uint64_t *ret_job, struct err *err);
 /* The same with weights from a client's memory. A model that is not there yet is made of request->path and the rest of it, of one that is
@@ -433,7 +437,8 @@ void core_slots_gone(struct core *core, uint64_t now, uint32_t duck, const uint8
 /* The key of a model by name, or of slots by the first CORE_KEY_PREFIX_MIN or more hex digits. NO_SUCH for none, BAD_REQUEST for
  * several. */
 int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err);
-int core_job_cancel(struct core *core, uint64_t now, uint64_t job, struct err *err);
+/* why: "by uid 0", "since ...", for the sentence of its end; NULL: nothing to say. */
+int core_job_cancel(struct core *core, uint64_t now, uint64_t job, const char *why, struct err *err);
 /* An errand: a job that runs from now on, carried out by the edges. `kind` is kept by pointer. */
 int core_errand_begin(struct core *core, uint64_t now, const char *kind, const char *model, uint32_t layer, uint64_t *ret_job,
                       struct err *err);

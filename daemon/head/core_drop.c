@@ -79,22 +79,34 @@ static void drop_sent(struct core *core, struct core_drop *drop)
         core_push(core, CORE_ACT_DROP_DONE, CORE_NONE, drop->id);
 }
 
-/* A model whose slots go, wholly or on one duck, is not ready any more. */
+/* A model whose slots go, wholly or on one duck, is not ready any more, and nothing but a load makes it so. why: "it was ..." */
 static void close_model(struct core *core, uint64_t now, uint32_t index, const char *why)
 {
     struct core_model *model = &core->models[index];
+    char since[CORE_WHY_MAX + 8];
+    snprintf(since, sizeof since, "since %s", why);
     if (model->job)
-        core_job_cancel(core, now, model->job, NULL);
-    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s", model->name, why);
+        core_job_cancel(core, now, model->job, since, NULL);
+    snprintf(model->unloaded, sizeof model->unloaded, "%s", why);
+    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s; load it again", model->name, why);
     err_value_str(&model->error, "model", model->name);
     core_session_model_gone(core, now, index, &model->error);
     model->state = CORE_MODEL_UNLOADED;
     model->cache[0] = model->reason[0] = '\0'; /* what its load found is no more */
 }
 
+static void invalidate_model(struct core *core, uint64_t now, uint32_t index, const char *by)
+{
+    char why[CORE_WHY_MAX];
+    snprintf(why, sizeof why, "its cache was %s", by);
+    close_model(core, now, index, why);
+    if (core->models[index].registered)
+        core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, index);
+}
+
 int core_unload(struct core *core, uint64_t now, const char *who, const char *name, bool drop_cache, uint64_t *ret_drop, struct err *err)
 {
-    char time[CORE_TIME_MAX];
+    char time[CORE_TIME_MAX], why[CORE_WHY_MAX];
     struct core_model *model = core_model_find(core, name);
     if (!model) {
         err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded", name);
@@ -111,7 +123,8 @@ int core_unload(struct core *core, uint64_t now, const char *who, const char *na
         snprintf(drop->why, sizeof drop->why, "unloaded with its cache by %s at %s", who, core_time_text(core, now, time));
     }
     uint32_t index = (uint32_t)(model - core->models);
-    close_model(core, now, index, "was unloaded");
+    snprintf(why, sizeof why, "it was unloaded by %s", who);
+    close_model(core, now, index, why);
     if (drop)
         core_push(core, CORE_ACT_REVOKE, CORE_NONE, drop->id);
     for (uint32_t rank = 0; drop && rank < model->plan->tp; rank++)
@@ -142,19 +155,25 @@ static bool holds_key(const struct core_duck *duck, const uint8_t key[DIGEST_SIZ
     return false;
 }
 
+/* Of one that this fp9d has not planned yet nobody knows on which ducks it was. */
+static bool concerns(const struct core_model *model, const struct core_drop *drop, uint32_t duck)
+{
+    const uint8_t *key = model->plan ? model->key : model->was.key;
+    return model->used && (model->plan || model->was.known) && (drop->all || memcmp(key, drop->key, DIGEST_SIZE) == 0) &&
+           (!model->plan || model_on_duck(model, duck));
+}
+
 static void close_models(struct core *core, uint64_t now, const struct core_drop *drop, uint32_t duck)
 {
-    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++) {
-        struct core_model *model = &core->models[i];
-        if (model->used && model->plan && (drop->all || memcmp(model->key, drop->key, DIGEST_SIZE) == 0) && model_on_duck(model, duck))
-            close_model(core, now, i, "its cache was invalidated, load it again");
-    }
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
+        if (concerns(&core->models[i], drop, duck))
+            invalidate_model(core, now, i, drop->why);
 }
 
 int core_invalidate(struct core *core, uint64_t now, const char *who, const char *name, const char *duck_name, uint64_t *ret_drop,
                     struct err *err)
 {
-    char time[CORE_TIME_MAX];
+    char time[CORE_TIME_MAX], by[sizeof core->drops[0].why];
     struct core_model *model = name ? core_model_find(core, name) : NULL;
     uint32_t duck = duck_name ? core_duck_find(core, duck_name) : CORE_NONE;
     uint8_t key[DIGEST_SIZE] = {0};
@@ -163,8 +182,9 @@ int core_invalidate(struct core *core, uint64_t now, const char *who, const char
         err_value_str(err, "duck", duck_name);
         return -ENOENT;
     }
-    if (model && !model->plan) { /* it never had a slot */
-        close_model(core, now, (uint32_t)(model - core->models), "its load was called off by an invalidation");
+    snprintf(by, sizeof by, "invalidated by %s at %s", who, core_time_text(core, now, time));
+    if (model && !model->plan && !model->was.known) { /* it never had a slot */
+        invalidate_model(core, now, (uint32_t)(model - core->models), by);
         *ret_drop = 0;
         return 0;
     }
@@ -176,7 +196,7 @@ int core_invalidate(struct core *core, uint64_t now, const char *who, const char
         return r;
     drop->all = !name;
     drop->only = duck;
-    snprintf(drop->why, sizeof drop->why, "invalidated by %s at %s", who, core_time_text(core, now, time));
+    memcpy(drop->why, by, sizeof drop->why);
     memcpy(drop->key, key, DIGEST_SIZE);
     close_models(core, now, drop, duck);
     core_push(core, CORE_ACT_REVOKE, CORE_NONE, drop->id);

@@ -159,7 +159,7 @@ void core_job_end(struct core *core, uint64_t now, struct core_job *job, enum co
     core_job_start_queued(core, now); /* those that waited for it */
 }
 
-int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *err)
+int core_job_cancel(struct core *core, uint64_t now, uint64_t id, const char *why, struct err *err)
 {
     struct core_job *job = core_job_find(core, id);
     if (!job)
@@ -167,7 +167,8 @@ int core_job_cancel(struct core *core, uint64_t now, uint64_t id, struct err *er
     if (core_job_over(job))
         return err_set(err, -EALREADY, ERR_BAD_REQUEST, "job %" PRIu64 " is %s already", id, core_job_state_text(job->state));
     struct err cancelled = {0};
-    err_set(&cancelled, -ECANCELED, ERR_CANCELLED, "job %" PRIu64 " (%s of %s) was cancelled", id, job->kind, job->model_name);
+    err_set(&cancelled, -ECANCELED, ERR_CANCELLED, "job %" PRIu64 " (%s of %s) was cancelled%s%s", id, job->kind, job->model_name,
+            why ? " " : "", why ? why : "");
     if (job->model == CORE_NONE) {
         core_errand_cancel(core, now, job, &cancelled);
         return 0;

@@ -91,6 +91,14 @@ static int model_for(struct core *core, const struct core_load_request *request,
     return 0;
 }
 
+static void want(struct core_model *model, const struct core_load_request *request)
+{
+    model->want_tp = request->tp;
+    model->want_multiple_of = request->multiple_of;
+    model->want_strategy = request->strategy;
+    model->want_mtp = request->mtp;
+}
+
 /* registered: it comes from the database, and so its first job waits for what may hold its slots. */
 static int load(struct core *core, uint64_t now, const struct core_load_request *request, bool registered, uint64_t *ret_job,
                 struct err *err)
@@ -116,10 +124,7 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
         return r;
     }
     job->force = request->force;
-    model->want_tp = request->tp;
-    model->want_multiple_of = request->multiple_of;
-    model->want_strategy = request->strategy;
-    model->want_mtp = request->mtp;
+    want(model, request);
     if (model->state != CORE_MODEL_READY) {
         model->state = CORE_MODEL_LOADING;
         model->error = (struct err){0};
@@ -135,14 +140,31 @@ int core_load(struct core *core, uint64_t now, const struct core_load_request *r
     return load(core, now, request, false, ret_job, err);
 }
 
+/* As it was left: whoever has freed its memory does not want it filled again by a restart. */
+static void stay_unloaded(struct core_model *model, const struct core_load_request *request)
+{
+    want(model, request);
+    model->registered = true;
+    model->state = CORE_MODEL_UNLOADED;
+    snprintf(model->unloaded, sizeof model->unloaded, "%s", request->unloaded);
+    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s; load it again", model->name, model->unloaded);
+    err_value_str(&model->error, "model", model->name);
+}
+
 int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err)
 {
+    struct core_model *model = NULL;
     uint64_t job;
-    int r = load(core, now, request, true, &job, err);
+    bool unloaded = request->unloaded && *request->unloaded;
+    int r = unloaded ? model_for(core, request, &model, err) : load(core, now, request, true, &job, err);
     if (r < 0)
         return r;
+    if (unloaded)
+        stay_unloaded(model, request);
+    else
+        model = &core->models[core_job_find(core, job)->model];
     if (request->was)
-        core->models[core_job_find(core, job)->model].was = *request->was;
+        model->was = *request->was;
     return 0;
 }
 
@@ -267,7 +289,9 @@ void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
                                        .layout = LAYOUT_VERSION,
                                        .tp = model->plan->tp,
                                        .multiple_of = model->plan->multiple_of,
+                                       .mtp = model->arch->mtp,
                                        .strategy = model->plan->strategy};
+        model->unloaded[0] = '\0';
         memcpy(model->was.key, model->key, DIGEST_SIZE);
         core_loss_forget(core, model->key);
         core_loss_forget(core, job->begun_key);

@@ -103,8 +103,8 @@ static bool is_prefix(const char *prefix, size_t length, const uint8_t key[DIGES
 int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SIZE], struct err *err)
 {
     const struct core_model *model = core_model_find(core, name);
-    if (model && model->plan) {
-        memcpy(ret_key, model->key, DIGEST_SIZE);
+    if (model && (model->plan || model->was.known)) {
+        memcpy(ret_key, model->plan ? model->key : model->was.key, DIGEST_SIZE);
         return 0;
     }
     size_t length = strlen(name);

@@ -38,6 +38,7 @@ static const char *const migrations[] = {
     " done_tokens INTEGER NOT NULL, error_code INTEGER NOT NULL, error_name TEXT NOT NULL, error_message TEXT NOT NULL,"
     " error_values TEXT NOT NULL, result TEXT NOT NULL) STRICT;",
     "ALTER TABLE model ADD COLUMN mtp INTEGER NOT NULL DEFAULT 0;",
+    "ALTER TABLE model ADD COLUMN unloaded TEXT NOT NULL DEFAULT '';",
 };
 
 int db_err(struct db *db, const char *what, struct err *err)
@@ -132,8 +133,8 @@ static int migrate(struct db *db, struct err *err)
         if (db_execute(db, sql, "migration", err) < 0)
             return -EBADMSG; /* what is in it is not what its version says */
     }
-    return db_execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key, layout, mtp FROM model LIMIT 0", "table of models",
-                      err) < 0
+    return db_execute(db, "SELECT name, path, tp, multiple_of, strategy, model_key, layout, mtp, unloaded FROM model LIMIT 0",
+                      "table of models", err) < 0
                ? -EBADMSG
                : 0;
 }
@@ -211,13 +212,15 @@ int db_save_model(struct db *db, const struct db_model *model, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
     bool ok =
-        sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?, ?)", -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_prepare_v2(db->handle, "INSERT OR REPLACE INTO model VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", -1, &statement, NULL) ==
+            SQLITE_OK &&
         sqlite3_bind_text(statement, 1, model->name, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_text(statement, 2, model->path, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_int64(statement, 3, model->tp) == SQLITE_OK && sqlite3_bind_int64(statement, 4, model->multiple_of) == SQLITE_OK &&
         sqlite3_bind_text(statement, 5, model->strategy, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_text(statement, 6, model->model_key, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_bind_int64(statement, 7, model->layout) == SQLITE_OK && sqlite3_bind_int64(statement, 8, model->mtp) == SQLITE_OK &&
+        sqlite3_bind_text(statement, 9, model->unloaded, -1, SQLITE_STATIC) == SQLITE_OK &&
         sqlite3_step(statement) == SQLITE_DONE;
     int r = ok ? 0 : db_err(db, "save model", err);
     sqlite3_finalize(statement);
@@ -249,8 +252,8 @@ static void column(sqlite3_stmt *statement, int index, char *to, size_t size)
 int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *model), void *user, struct err *err)
 {
     sqlite3_stmt *statement = NULL;
-    if (sqlite3_prepare_v2(db->handle, "SELECT name, path, tp, multiple_of, strategy, model_key, layout, mtp FROM model ORDER BY name", -1,
-                           &statement, NULL) != SQLITE_OK)
+    static const char sql[] = "SELECT name, path, tp, multiple_of, strategy, model_key, layout, mtp, unloaded FROM model ORDER BY name";
+    if (sqlite3_prepare_v2(db->handle, sql, -1, &statement, NULL) != SQLITE_OK)
         return db_err(db, "list models", err);
     int r = 0, step = SQLITE_ROW;
     while (r == 0 && (step = sqlite3_step(statement)) == SQLITE_ROW) {
@@ -263,6 +266,7 @@ int db_each_model(struct db *db, int (*each)(void *user, const struct db_model *
         column(statement, 5, model.model_key, sizeof model.model_key);
         model.layout = (uint32_t)sqlite3_column_int64(statement, 6);
         model.mtp = sqlite3_column_int64(statement, 7) != 0;
+        column(statement, 8, model.unloaded, sizeof model.unloaded);
         r = each(user, &model);
     }
     if (r == 0 && step != SQLITE_DONE)

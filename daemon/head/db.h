@@ -22,6 +22,7 @@ struct db_model {
     char strategy[PLAN_STRATEGY_TEXT];
     char model_key[65]; /* hex */
     uint32_t layout;    /* version of the slots' layout then */
+    char unloaded[192]; /* why it is not to be loaded by itself; "": it is */
 };
 
 /* Opens DIR/fp9d.db, takes the directory's lock, brings the schema up to date. A file that is no database, or a damaged one, is set aside

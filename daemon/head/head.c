@@ -385,7 +385,14 @@ static int restore_model(void *user, const struct db_model *saved)
     struct err err = {0};
     struct core_was was = {.known = true, .layout = saved->layout, .tp = saved->tp, .multiple_of = saved->multiple_of, .mtp = saved->mtp};
     struct core_load_request request = {
-        .was = &was, .path = saved->path, .name = saved->name, .tp = saved->tp, .multiple_of = saved->multiple_of, .mtp = saved->mtp};
+        .was = &was,
+        .unloaded = saved->unloaded,
+        .path = saved->path,
+        .name = saved->name,
+        .tp = saved->tp,
+        .multiple_of = saved->multiple_of,
+        .mtp = saved->mtp,
+    };
     int r = plan_strategy_parse(saved->strategy, &request.strategy, &err);
     was.strategy = request.strategy;
     if (r == 0 && !digest_parse(saved->model_key, was.key))

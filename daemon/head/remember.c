@@ -80,6 +80,18 @@ static void submit(struct remember *task)
     worker_submit(task->head->disk, run, done, task);
 }
 
+/* As it is, or as it was if this fp9d has not planned it. */
+static void fill(struct db_model *to, const struct core_model *model)
+{
+    const struct core_was *was = &model->was;
+    to->tp = model->plan ? model->plan->tp : was->tp;
+    to->multiple_of = model->plan ? model->plan->multiple_of : was->multiple_of;
+    to->mtp = model->plan ? model->arch->mtp : was->mtp;
+    to->layout = model->plan ? LAYOUT_VERSION : was->layout;
+    plan_strategy_name(model->plan ? model->plan->strategy : was->strategy, to->strategy);
+    digest_hex(model->plan ? model->key : was->key, to->model_key);
+}
+
 void remember_model(struct head *head, const struct core_model *model, bool forget)
 {
     unsigned failures = 0; /* it is known already that nothing can be written */
@@ -99,12 +111,8 @@ void remember_model(struct head *head, const struct core_model *model, bool forg
     memcpy(task->model.name, model->name, sizeof task->model.name);
     if (!forget) {
         memcpy(task->model.path, model->path, sizeof task->model.path);
-        task->model.tp = model->plan->tp;
-        task->model.multiple_of = model->plan->multiple_of;
-        task->model.mtp = model->arch->mtp;
-        plan_strategy_name(model->plan->strategy, task->model.strategy);
-        task->model.layout = LAYOUT_VERSION;
-        digest_hex(model->key, task->model.model_key);
+        memcpy(task->model.unloaded, model->unloaded, sizeof task->model.unloaded);
+        fill(&task->model, model);
     }
     head->remembered = task;
     submit(task);

@@ -64,7 +64,9 @@ int rpc_job_cancel(const struct call *call, json_t **ret_result, struct err *err
     struct core_job *job = find(call, err);
     if (!job)
         return -ENOENT;
-    int r = core_job_cancel(call->head->core, clock_now_ns(), job->id, err);
+    char who[CONTROL_WHO_MAX], why[CONTROL_WHO_MAX + 3];
+    snprintf(why, sizeof why, "by %s", control_client_who(call->head->control, call->client, who));
+    int r = core_job_cancel(call->head->core, clock_now_ns(), job->id, why, err);
     if (r < 0)
         return r;
     *ret_result = json_pack("{s:I, s:s}", "job", (json_int_t)job->id, "state", core_job_state_text(job->state));

@@ -387,11 +387,36 @@ def test_an_invalidated_model_in_words(make_daemon, checkpoint):
     assert "\nmodel m: its cache was invalidated" in shown and "m: model m" not in shown and "hit" not in shown.lower(), shown
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_an_invalidated_model_stays_unloaded(make_daemon, checkpoint, reference, tmp_path, how):
+    """Whoever frees its memory does not want it filled again by a restart; a load ends that."""
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    before = bits(daemon, reference, tmp_path)
+    words = f"its cache was invalidated by uid {os.getuid()} at 20"
+    for what in (["--model", "m"], ["--model", "m", "--duck", "local1"], ["--all"]):
+        daemon.ok("invalidate-cache", *what)
+        loads = len([j for j in daemon.ok("job", "list")["jobs"] if j["kind"] == "load"])
+        for _ in range(2):
+            (daemon.kill if how == "kill" else daemon.stop)()
+            daemon.start()
+            assert daemon.ok("status")["state"] == "ready"
+            (model,) = daemon.ok("model", "list")["models"]
+            assert model["state"] == "unloaded" and words in model["error"]["message"], model
+            assert daemon.ok("status")["jobs"] == 0 and len([j for j in daemon.ok("job", "list")["jobs"] if j["kind"] == "load"]) == loads
+            daemon.refused("decode", "m", "--layer", 2, "--input", reference.path, "--prefix", reference.prefix(2), "--output",
+                           tmp_path / "no", name="NOT_READY", words=[words, "load it again"])
+        load(daemon, checkpoint)
+        assert bits(daemon, reference, tmp_path) == before
+        (daemon.kill if how == "kill" else daemon.stop)()
+        daemon.start()
+        daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready")
+
+
 def test_another_layout_is_named(make_daemon, checkpoint):
     """What was prepared by an fp9d of another slot layout is prepared anew, and the reason says so."""
     daemon = make_daemon()
     load(daemon, checkpoint)
-    daemon.ok("invalidate-cache", "--model", "m")
     daemon.stop()
     with sqlite3.connect(os.path.join(daemon.state, "fp9d.db")) as db:
         (layout,) = db.execute("SELECT layout FROM model").fetchone()

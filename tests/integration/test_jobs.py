@@ -1,4 +1,5 @@
 """Jobs: what is one, who has asked, how far it is, cancelling, and what is known of them after a restart."""
+import contextlib
 import json
 import os
 import re
@@ -39,6 +40,52 @@ def start(daemon, *args):
 def running(daemon, kind):
     return daemon.wait_for(f"a {kind} that runs", lambda: next(
         (j for j in daemon.ok("job", "list")["jobs"] if j["kind"] == kind and j["state"] == "running"), None))
+
+
+@contextlib.contextmanager
+def stopped_ducks(daemon):
+    """Else a job might be done before it was looked at."""
+    pids = daemon.duck_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def begin_verify(rpc, daemon, full):
+    """Its request's number and its job, which runs. One that was cancelled may still read a layer, and is said to."""
+    deadline = time.monotonic() + 20 * SLOW
+    while True:
+        number = rpc.send("cache.verify", {"full": full})
+        while rpc.core.waiting(number):
+            rpc.process(0.02)
+            for job in daemon.ok("job", "list")["jobs"]:
+                if job["kind"] == "verify" and job["state"] == "running":
+                    return number, job
+        with pytest.raises(RpcError) as caught:
+            rpc.answer(number)
+        assert caught.value.name == "BUSY" and "was cancelled" in caught.value.message and time.monotonic() < deadline
+
+
+def test_who_has_called_a_load_off(make_daemon, build, tmp_path):
+    """It is not its own client: so that is told who it was, and why."""
+    big = make_checkpoint(build, tmp_path / "big", num_hidden_layers=6, num_experts=64, hidden_size=512, moe_intermediate_size=512)
+    daemon = make_daemon(ducks=2, memory="512M", fleet="heartbeat_s = 60")
+    me = f"uid {os.getuid()}"
+    with Rpc(daemon.socket, 60 * SLOW) as one, Rpc(daemon.socket, 60 * SLOW) as other:
+        for method, params, words in (("cache.invalidate", {"model": "big"}, f"since its cache was invalidated by {me} at 20"),
+                                      ("model.unload", {"model": "big"}, f"since it was unloaded by {me}"),
+                                      ("job.cancel", None, f"by {me}")):
+            job = one.model_load(big, name="big", tp=2, wait=False)
+            other.call(method, **(params or {"job": job}))
+            with pytest.raises(RpcError) as caught:
+                one.job_wait(job)
+            assert caught.value.name == "CANCELLED", str(caught.value)
+            assert f"job {job} (load of big) was cancelled {words}" in caught.value.message
+            assert words in job_of(daemon, job)["error"]["message"]
 
 
 MANY = 80000
@@ -173,20 +220,17 @@ def test_cancel_a_load_and_a_verify(make_daemon, build, tmp_path):
     daemon.ok("load", big, "--name", "big", "--tp", 2)
     with Rpc(daemon.socket, 60 * SLOW) as one, Rpc(daemon.socket, 60 * SLOW) as other:
         for full in (False, True):
-            for pid in daemon.duck_pids():
-                os.kill(pid, signal.SIGSTOP)  # else it might be done first
-            try:
-                number = one.send("cache.verify", {"full": full})
-                verify = running(daemon, "verify")
+            with stopped_ducks(daemon):
+                number, verify = begin_verify(one, daemon, full)
                 assert other.call("job.cancel", job=verify["id"])["state"] == "cancelled"
                 with pytest.raises(RpcError) as caught:
                     one.answer(number)
                 assert caught.value.name == "CANCELLED", str(caught.value)
-            finally:
-                for pid in daemon.duck_pids():
-                    os.kill(pid, signal.SIGCONT)
+                assert f"was cancelled by uid {os.getuid()}" in caught.value.message
         # One whose client goes ends, too; then the next one is served at once.
-        one.send("cache.verify", {})
+        with stopped_ducks(daemon):
+            begin_verify(one, daemon, False)
+            one.close()
     daemon.wait_for("the verify to end", lambda: daemon.ok("status")["jobs"] == 0, 10)
     done = daemon.ok("cache", "verify")
     assert done["checked"] == 12 and done["bad"] == []

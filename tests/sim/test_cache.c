@@ -131,7 +131,7 @@ static void test_cut_and_resumed(void **state)
     sim.hold_streams = true;
     uint64_t id = sim_load_begin(&sim, "tiny", 3, 64);
     sim_stream_slots(&sim, 5);
-    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL), 0);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL, NULL), 0);
     sim_run(&sim, 0);
     for (size_t i = 0; i < SIM_SHARDS_MAX; i++)
         buf_release(&sim.records[i]); /* nor did the digests reach the database */
@@ -218,6 +218,107 @@ static void test_invalidated_by(void **state)
     sim_load(&sim, "tiny", 3, 64);
     reason_is(&sim, "hit", "all 12");
     sim_stop(&sim);
+}
+
+/* The client of the load hears who has called it off, and why. */
+static void test_called_off_by(void **state)
+{
+    (void)state;
+    struct sim sim;
+    uint64_t drop;
+    sim_start(&sim, 4, CAPACITY);
+    sim.hold_streams = true;
+    static const char *const words[] = {"since its cache was invalidated by uid 17 at 1970-01-01T00:00:0", "since it was unloaded by uid 4",
+                                        "by uid 3", "since fp9d is stopping"};
+    for (size_t i = 0; i < ARRAY_LENGTH(words); i++) {
+        uint64_t id = sim_load_begin(&sim, "tiny", 3, 64);
+        sim_stream_slots(&sim, 2);
+        if (i == 0)
+            assert_int_equal(core_invalidate(sim.core, sim.now, "uid 17", "tiny", NULL, &drop, NULL), 0);
+        else if (i == 1)
+            assert_int_equal(core_unload(sim.core, sim.now, "uid 4", "tiny", true, &drop, NULL), 0);
+        else if (i == 2)
+            assert_int_equal(core_job_cancel(sim.core, sim.now, id, "by uid 3", NULL), 0);
+        else
+            core_stop(sim.core, sim.now);
+        const struct core_job *job = core_job_find(sim.core, id);
+        assert_int_equal(job->state, CORE_JOB_CANCELLED);
+        assert_int_equal(job->err.name, ERR_CANCELLED);
+        if (!strstr(job->err.message, words[i]))
+            fail_msg("%s: not in \"%s\"", words[i], job->err.message);
+        sim_run(&sim, 10 * SIM_LATENCY);
+    }
+    assert_int_equal(sim.saved, 0); /* it was never registered */
+    sim_stop(&sim);
+}
+
+/* What an earlier fp9d was told: the model is there, unloaded, and nothing but a load changes that. */
+static void test_stays_unloaded(void **state)
+{
+    (void)state;
+    struct sim sim;
+    uint64_t drop, id;
+    struct err err = {0};
+    sim_start(&sim, 3, CAPACITY);
+    sim_load(&sim, "tiny", 3, 64);
+    unsigned saved = sim.saved;
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 17", "tiny", NULL, &drop, NULL), 0);
+    sim_run(&sim, 10 * SIM_LATENCY);
+    assert_int_equal(sim.saved, saved + 1);
+    char unloaded[CORE_WHY_MAX];
+    memcpy(unloaded, model(&sim, "tiny")->unloaded, sizeof unloaded);
+    assert_non_null(strstr(unloaded, "its cache was invalidated by uid 17 at 1970-"));
+    const struct core_was was = model(&sim, "tiny")->was;
+    sim_restart(&sim, 0);
+    struct core_load_request request = {
+        .path = FP9_TEST_DATA "/shakespeare-moe-fp8", .name = "tiny", .tp = 3, .multiple_of = 64, .was = &was, .unloaded = unloaded};
+    assert_int_equal(core_restore(sim.core, sim.now, &request, NULL), 0);
+    sim_run(&sim, 60 * CLOCK_NS_PER_S);
+    assert_int_equal(model(&sim, "tiny")->state, CORE_MODEL_UNLOADED);
+    assert_int_equal(model(&sim, "tiny")->job, 0);
+    assert_non_null(strstr(model(&sim, "tiny")->error.message, unloaded));
+    assert_string_equal(core_state_text(sim.core), "ready");
+    struct core_session_request session = {.client = 1, .model = "tiny", .max_tokens = 1};
+    assert_true(core_session_open(sim.core, sim.now, &session, &id, &err) < 0);
+    assert_int_equal(err.name, ERR_NOT_READY);
+    assert_non_null(strstr(err.message, unloaded));
+    assert_int_equal(core_invalidate(sim.core, sim.now, "uid 18", "tiny", NULL, &drop, NULL), 0); /* once more does no harm */
+    sim_run(&sim, 10 * SIM_LATENCY);
+    assert_int_equal(sim_load(&sim, "tiny", 3, 64)->state, CORE_JOB_DONE);
+    assert_int_equal(model(&sim, "tiny")->state, CORE_MODEL_READY);
+    assert_string_equal(model(&sim, "tiny")->unloaded, "");
+    sim_stop(&sim);
+}
+
+/* fp9d has come back and has not got to the model yet: its slots go all the same, and it stays away. */
+static void test_invalidated_before_it_came_back(void **state)
+{
+    (void)state;
+    for (int all = 0; all < 2; all++) {
+        struct sim sim;
+        uint64_t drop;
+        sim_start(&sim, 3, CAPACITY);
+        sim_load(&sim, "tiny", 2, 64);
+        const struct core_was was = model(&sim, "tiny")->was;
+        sim.ducks[2].refuses_start = true; /* whoever is registered waits for it */
+        sim_restart(&sim, 30 * CLOCK_NS_PER_S);
+        struct core_load_request request = {
+            .path = FP9_TEST_DATA "/shakespeare-moe-fp8", .name = "tiny", .tp = 2, .multiple_of = 64, .was = &was};
+        assert_int_equal(core_restore(sim.core, sim.now, &request, NULL), 0);
+        sim_run(&sim, CLOCK_NS_PER_S);
+        assert_int_equal(model(&sim, "tiny")->state, CORE_MODEL_LOADING);
+        assert_null(model(&sim, "tiny")->plan);
+        unsigned saved = sim.saved;
+        assert_int_equal(core_invalidate(sim.core, sim.now, "uid 17", all ? NULL : "tiny", NULL, &drop, NULL), 0);
+        assert_true(drop != 0);
+        sim_run(&sim, 60 * CLOCK_NS_PER_S);
+        assert_true(sim.last_freed > 0);
+        assert_int_equal(model(&sim, "tiny")->state, CORE_MODEL_UNLOADED);
+        assert_int_equal(sim.saved, saved + 1);
+        for (uint32_t i = 0; i < 2; i++)
+            assert_int_equal(sim.ducks[i].slot_count, 0);
+        sim_stop(&sim);
+    }
 }
 
 /* An invalidation that a duck was not there for is applied when it is back, also when fp9d was started anew meanwhile. */
@@ -350,6 +451,8 @@ int main(void)
         cmocka_unit_test(test_force_replaces),   cmocka_unit_test(test_cut_and_resumed), cmocka_unit_test(test_reboot_and_replacement),
         cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),  cmocka_unit_test(test_absent_duck),
         cmocka_unit_test(test_bad_slot),         cmocka_unit_test(test_slot_gone),       cmocka_unit_test(test_drop_by_key),
+        cmocka_unit_test(test_called_off_by),    cmocka_unit_test(test_stays_unloaded),
+        cmocka_unit_test(test_invalidated_before_it_came_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

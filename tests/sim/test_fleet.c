@@ -311,7 +311,7 @@ static void test_failed_reload_returns(void **state)
     assert_int_equal(model(&sim)->plan->tp, 3);
 
     id = sim_load_begin(&sim, "tiny", 2, 64);
-    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL), 0);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL, NULL), 0);
     sim_run(&sim, 0);
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, NULL), 0);
@@ -421,10 +421,10 @@ static void test_cancel(void **state)
     sim_start(&sim, 3, CAPACITY);
     sim.hold_streams = true;
     uint64_t job = sim_load_begin(&sim, "tiny", 3, 64);
-    assert_int_equal(core_job_cancel(sim.core, sim.now, job, NULL), 0);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, job, NULL, NULL), 0);
     sim_run(&sim, 0);
     assert_int_equal(core_job_find(sim.core, job)->state, CORE_JOB_CANCELLED);
-    assert_true(core_job_cancel(sim.core, sim.now, job, NULL) < 0);
+    assert_true(core_job_cancel(sim.core, sim.now, job, NULL, NULL) < 0);
     sim.hold_streams = false;
     assert_int_equal(sim_load(&sim, "tiny", 3, 64)->state, CORE_JOB_DONE);
     sim_stop(&sim);

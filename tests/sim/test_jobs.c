@@ -70,7 +70,7 @@ static void test_batch_cancelled(void **state)
     uint64_t other = sim_session(&sim, "tiny"), id = batch(&sim, session, 20);
     step(&sim, session, 8);
     sim_run(&sim, 0);
-    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL), 0);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL, NULL), 0);
     sim_run(&sim, 10 * SIM_LATENCY);
     assert_int_equal(sim.steps_failed, 1);
     assert_int_equal(sim.last_step_err.name, ERR_CANCELLED);
@@ -78,7 +78,7 @@ static void test_batch_cancelled(void **state)
     struct err err = {0};
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 2, 8, 2, true, &err), -ECANCELED);
     assert_int_equal(err.name, ERR_CANCELLED);
-    assert_int_equal(core_job_cancel(sim.core, sim.now, id, &err), -EALREADY);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL, &err), -EALREADY);
     /* Others feel nothing of it. */
     step(&sim, other, 8);
     sim_run(&sim, 10 * SIM_LATENCY);
@@ -143,7 +143,7 @@ static void test_errand(void **state)
     core_errand_end(sim.core, sim.now, id, NULL);
     assert_int_equal(core_job_find(sim.core, id)->state, CORE_JOB_DONE);
     assert_int_equal(core_errand_begin(sim.core, sim.now, "verify", "*", CORE_NONE, &id, NULL), 0);
-    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL), 0);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL, NULL), 0);
     sim_run(&sim, 0);
     assert_int_equal(sim.errands_stopped, 1);
     core_errand_end(sim.core, sim.now, id, NULL); /* too late to be done */
@@ -190,7 +190,7 @@ static void test_job_limit(void **state)
         assert_int_equal(core_errand_begin(sim.core, sim.now, "verify", "*", CORE_NONE, &id, NULL), 0);
     assert_int_equal(core_errand_begin(sim.core, sim.now, "verify", "*", CORE_NONE, &id, &err), -EBUSY);
     assert_string_equal(err.message, "128 jobs are queued or running, the limit is 128");
-    core_job_cancel(sim.core, sim.now, id, NULL);
+    core_job_cancel(sim.core, sim.now, id, NULL, NULL);
     assert_int_equal(core_errand_begin(sim.core, sim.now, "verify", "*", CORE_NONE, &id, NULL), 0);
     sim_stop(&sim);
 }
@@ -212,7 +212,7 @@ static void test_earlier_lives(void **state)
     assert_string_equal(cut->err.message, "job 43 (decode of tiny): fp9d ended while it ran");
     assert_int_equal(cut->ended_ns, 50);
     assert_string_equal(core_job_find(sim.core, 41)->result, "{}");
-    assert_int_equal(core_job_cancel(sim.core, sim.now, 41, NULL), -EALREADY);
+    assert_int_equal(core_job_cancel(sim.core, sim.now, 41, NULL, NULL), -EALREADY);
     core_start(sim.core, sim.now);
     uint64_t id;
     assert_int_equal(core_errand_begin(sim.core, sim.now, "verify", "*", CORE_NONE, &id, NULL), 0);
