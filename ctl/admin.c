@@ -82,8 +82,10 @@ enum ctl_exit admin_plan(struct ctl *ctl, const struct parse_args *args)
 {
     static const struct table_column legal[] = {
         {"multiple_of", "MULTIPLE_OF", TABLE_COUNT}, {"tp_max", "TP MAX", TABLE_COUNT}, {"tp_max_fleet", "TP MAX IN FLEET", TABLE_COUNT}};
-    static const struct table_column ranks[] = {
-        {"rank", "RANK", TABLE_COUNT}, {"neurons", "NEURONS", TABLE_COUNT}, {"bytes", "SIZE", TABLE_BYTES}};
+    static const struct table_column ranks[] = {{"rank", "RANK", TABLE_COUNT},
+                                                {"neurons", "NEURONS", TABLE_COUNT},
+                                                {"experts", "EXPERTS", TABLE_TEXT},
+                                                {"bytes", "SIZE", TABLE_BYTES}};
     json_t *params = parse_params(args), *result;
     if (!params)
         return bad_params(ctl);

@@ -106,6 +106,32 @@ static void print_loads(const json_t *models)
     }
 }
 
+/* Of models whose experts are divided, whose they are: "m: experts 0-5 local0 local1, 6-11 local2 local3". */
+static void print_owners(const json_t *model)
+{
+    const json_t *owners = json_object_get(model, "owners");
+    size_t i, j;
+    const json_t *group, *duck;
+    json_array_foreach(owners, i, group)
+    {
+        if (i)
+            printf(", %s", json_string_value(json_object_get(group, "experts")));
+        else
+            printf("%s: experts %s", json_string_value(json_object_get(model, "name")),
+                   json_string_value(json_object_get(group, "experts")));
+        json_array_foreach(json_object_get(group, "ducks"), j, duck) printf(" %s", json_string_value(duck));
+    }
+    if (json_array_size(owners))
+        putchar('\n');
+}
+
+static void print_all_owners(const json_t *models)
+{
+    size_t i;
+    const json_t *model;
+    json_array_foreach(models, i, model) print_owners(model);
+}
+
 #define JUDGES_TEXT 64
 
 /* " (2 one-shot)", that they all are by configuration, or nothing. */
@@ -144,6 +170,7 @@ enum ctl_exit show_status(struct ctl *ctl, const struct parse_args *args)
         print_reasons(json_object_get(result, "ducks"), "reason");
         print_reasons(json_object_get(result, "models"), "error");
         print_loads(json_object_get(result, "models"));
+        print_all_owners(json_object_get(result, "models"));
     }
     json_decref(result);
     return CTL_DONE;
@@ -196,6 +223,7 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
         if (strcmp(what, "job") != 0) /* whose error is shown with its name */
             flatten_error(found);
         table_print_object(found);
+        print_owners(found);
     }
     json_decref(result);
     return r;

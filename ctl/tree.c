@@ -20,7 +20,7 @@ const size_t tree_global_count = COUNT(tree_globals);
 /* The plan of a model; "needs" as in struct tree_option. */
 #define TP(NEEDS)                                                                                                                          \
     {                                                                                                                                      \
-        "--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "tensor-parallel width; the planner's choice when left out", .needs = NEEDS           \
+        "--tp", "N", TREE_INT, "tp", 1, 1024, .doc = "ranks in all; the planner's choice when left out", .needs = NEEDS                    \
     }
 #define MULTIPLE_OF(NEEDS)                                                                                                                 \
     {                                                                                                                                      \
@@ -29,7 +29,7 @@ const size_t tree_global_count = COUNT(tree_globals);
     }
 #define STRATEGY(NEEDS)                                                                                                                    \
     {                                                                                                                                      \
-        "--strategy", "S", TREE_TEXT, "strategy", .doc = "tp; the planner's choice when left out", .needs = NEEDS                          \
+        "--strategy", "S", TREE_TEXT, "strategy", .doc = "how experts are divided: tp (when left out), ep or tpNxepM", .needs = NEEDS      \
     }
 
 static const struct tree_option plan_options[] = {

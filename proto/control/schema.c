@@ -65,8 +65,8 @@ static const struct schema_param plan_params[] = {
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint; only config.json is read"),
     INT("read_rate", OPTIONAL, 1, MEMORY_MAX, "predict with a memory of so many bytes/s in each duck; 20000000000 when left out"),
     INT("step_us", OPTIONAL, 1, US_MAX, "predict with so much for a step besides its bytes, microseconds; 60 when left out"),
-    STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
-    INT("tp", OPTIONAL, 1, TP_MAX, "tensor-parallel width, ranks; the planner's choice when left out"),
+    STRING("strategy", OPTIONAL, 32, "\"tp\", \"ep\" or \"tpNxepM\": how the experts are divided over the ranks; \"tp\" when left out"),
+    INT("tp", OPTIONAL, 1, TP_MAX, "ranks in all; the planner's choice when left out"),
 };
 
 static const struct schema_param load_params[] = {
@@ -75,8 +75,8 @@ static const struct schema_param load_params[] = {
     INT("multiple_of", OPTIONAL, 8, 128, "unit of slicing: 128, 64, 32, 16 or 8 intermediate neurons; the planner's choice when left out"),
     STRING("name", OPTIONAL, NAME_BYTES_MAX, "name of the model from now on; the directory's last part when left out"),
     STRING("path", REQUIRED, PATH_BYTES_MAX, "absolute directory of the checkpoint"),
-    STRING("strategy", OPTIONAL, 32, "\"tp\"; the planner's choice when left out"),
-    INT("tp", OPTIONAL, 1, TP_MAX, "tensor-parallel width, ranks; the planner's choice when left out"),
+    STRING("strategy", OPTIONAL, 32, "\"tp\", \"ep\" or \"tpNxepM\": how the experts are divided over the ranks; \"tp\" when left out"),
+    INT("tp", OPTIONAL, 1, TP_MAX, "ranks in all; the planner's choice when left out"),
 };
 
 static const struct schema_param unload_params[] = {
@@ -90,8 +90,8 @@ static const struct schema_param prepare_params[] = {
     STRING("model", REQUIRED, NAME_BYTES_MAX, "name of the model"),
     INT("multiple_of", OPTIONAL, 8, 128, "with memory, of a new model: unit of slicing; the planner's choice when left out"),
     STRING("path", OPTIONAL, PATH_BYTES_MAX, "with memory: absolute directory of a new model's config.json, without weights"),
-    STRING("strategy", OPTIONAL, 32, "with memory, of a new model: \"tp\"; the planner's choice when left out"),
-    INT("tp", OPTIONAL, 1, TP_MAX, "with memory, of a new model: tensor-parallel width, ranks; the planner's choice when left out"),
+    STRING("strategy", OPTIONAL, 32, "with memory, of a new model: \"tp\", \"ep\" or \"tpNxepM\"; \"tp\" when left out"),
+    INT("tp", OPTIONAL, 1, TP_MAX, "with memory, of a new model: ranks in all; the planner's choice when left out"),
 };
 
 static const struct schema_param invalidate_params[] = {

@@ -455,7 +455,13 @@ void sim_stop(struct sim *sim)
 
 uint64_t sim_load_begin(struct sim *sim, const char *name, uint32_t tp, uint32_t multiple_of)
 {
-    struct core_load_request request = {.path = trained_dir, .name = name, .tp = tp, .multiple_of = multiple_of};
+    return sim_load_begin_as(sim, name, (struct plan_strategy){0}, tp, multiple_of);
+}
+
+uint64_t sim_load_begin_as(struct sim *sim, const char *name, struct plan_strategy strategy, uint32_t tp, uint32_t multiple_of)
+{
+    struct core_load_request request = {
+        .path = trained_dir, .name = name, .strategy = strategy, .tp = tp, .multiple_of = multiple_of};
     uint64_t job = 0;
     struct err err = {0};
     if (core_load(sim->core, sim->now, &request, &job, &err) < 0)

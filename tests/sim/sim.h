@@ -72,6 +72,7 @@ void sim_stream_end(struct sim *sim);
 /* A load of the trained checkpoint under `name`, run to its end. Returns the job. */
 const struct core_job *sim_load(struct sim *sim, const char *name, uint32_t tp, uint32_t multiple_of);
 uint64_t sim_load_begin(struct sim *sim, const char *name, uint32_t tp, uint32_t multiple_of);
+uint64_t sim_load_begin_as(struct sim *sim, const char *name, struct plan_strategy strategy, uint32_t tp, uint32_t multiple_of);
 uint64_t sim_session(struct sim *sim, const char *model);
 
 #endif
