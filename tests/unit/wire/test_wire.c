@@ -38,6 +38,41 @@ static struct frame sample(const struct fixture *f, int i)
     return samples_frame(f->buf.data + f->offsets[i], f->offsets[i + 1] - f->offsets[i]);
 }
 
+/* Which experts are told only where they are not all of the layer's: a duck of before that is sent what it knows. */
+static void test_divided_experts(void **state)
+{
+    (void)state;
+    struct buf plain = {0}, buf = {0};
+    struct msg_prepare_begin words = samples_begin, read;
+    struct err err;
+    assert_int_equal(msg_prepare_begin_encode(&plain, 5, &words), 0);
+    words.experts_total = words.experts;
+    assert_int_equal(msg_prepare_begin_encode(&buf, 5, &words), 0);
+    assert_int_equal(buf.length, plain.length);
+    assert_memory_equal(buf.data, plain.data, plain.length);
+    struct frame frame = samples_frame(buf.data, buf.length);
+    assert_int_equal(msg_prepare_begin_decode(&frame, &read, &err), 0);
+    assert_int_equal(read.expert_first, 0);
+    assert_int_equal(read.experts_total, 8);
+    buf.length = 0;
+    words.expert_first = 16;
+    words.experts_total = 25;
+    assert_int_equal(msg_prepare_begin_encode(&buf, 5, &words), 0);
+    assert_int_equal(buf.length, plain.length + 8);
+    frame = samples_frame(buf.data, buf.length);
+    assert_int_equal(msg_prepare_begin_decode(&frame, &read, &err), 0);
+    assert_int_equal(read.expert_first, 16);
+    assert_int_equal(read.experts_total, 25);
+    buf.length = 0;
+    words.experts_total = 23; /* one less than it must be */
+    assert_int_equal(msg_prepare_begin_encode(&buf, 5, &words), 0);
+    frame = samples_frame(buf.data, buf.length);
+    assert_int_equal(msg_prepare_begin_decode(&frame, &read, &err), -EPROTO);
+    assert_non_null(strstr(err.message, "experts_total"));
+    buf_release(&plain);
+    buf_release(&buf);
+}
+
 /* Encoding what was decoded gives the same bytes: no field is lost or swapped with one of another width. */
 static void test_round_trip(void **state)
 {
@@ -418,6 +453,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
+        cmocka_unit_test(test_divided_experts),
         cmocka_unit_test_setup_teardown(test_truncated, setup, teardown),
         cmocka_unit_test_setup_teardown(test_sentences, setup, teardown),
         cmocka_unit_test(test_staged_within),
