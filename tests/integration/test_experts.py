@@ -249,3 +249,33 @@ def test_refusals(daemon, tmp_path):
     assert [rank["experts"] for rank in plan["ranks"]] == ["0-1"] * 2 + ["2-3"] * 2 + ["4-5"] * 2 + ["6-7"] * 2
     chosen = daemon.ok("plan", MODEL, "--strategy", "ep")
     assert 1 <= chosen["tp"] <= 4 and chosen["strategy"] == "ep" and "of 8 experts" in chosen["explanation"], chosen["explanation"]
+
+
+# ---- CASES B09
+
+@pytest.fixture(scope="module")
+def many(build, tmp_path_factory):
+    one = Daemon(build, tmp_path_factory.mktemp("many"), ducks=32, memory="32M").start()
+    yield one
+    one.stop()
+
+
+@pytest.mark.parametrize("experts,groups,counts", [(128, 24, {5, 6}), (160, 32, {5}), (384, 32, {12})])
+def test_b09_owners(many, build, tmp_path, experts, groups, counts):
+    path = checkpoint(build, tmp_path, config("minimax_m2", 64, 0, moe=16, experts=experts, top_k=8, layers=1), experts)
+    x, ids, routing = inputs(tmp_path / "in", experts, 64, experts, 8, tokens=16)
+    exact = Weights(path).layer("minimax_m2", 0, x, ids, routing)
+    try:
+        load(many, path, "ep", tp=groups, multiple_of=8)
+        found = owners(many)
+        (shown,) = many.ok("status")["models"]
+        assert shown["owners"] == many.ok("model", "show", "m")["owners"], "status shows the map"
+        held_by = list(found.values())
+        assert {held_by.count(ducks) for ducks in held_by} == counts and len(set(held_by)) == groups
+        compare(many, "m", 0, tmp_path / "in", tmp_path, exact, f"{experts} over {groups}", KINDS)
+        divided, _ = bits(many, 0, str(tmp_path / "in"), tmp_path, "prefill", "--partials", "f32", "--output-dtype", "f32")
+        load(many, path, "tp", tp=1, multiple_of=8)
+        single, _ = bits(many, 0, str(tmp_path / "in"), tmp_path, "prefill", "--partials", "f32", "--output-dtype", "f32")
+        assert np.linalg.norm(divided - single) < F32_BOUND * np.linalg.norm(single)
+    finally:
+        many.ok("unload", "m", "--drop-cache")
