@@ -116,6 +116,23 @@ def test_cache_of_strategies(make_daemon, reference, tmp_path):
     assert done["cache"] == "miss" and "tp 4 -> 3" in done["reason"] and "strategy tp2xep2 -> ep" in done["reason"], done
 
 
+def test_a_lost_share_alone_is_read(make_daemon):
+    """A duck without its slots gets its own experts again, and of the checkpoint nothing else is read: what the plan says of its rank."""
+    daemon = make_daemon()
+    plan = daemon.ok("plan", MODEL, "--strategy", "ep", "--tp", 4, "--multiple-of", 32)
+    load(daemon, MODEL, "ep", tp=4, multiple_of=32)
+    found = owners(daemon)
+    (duck,) = found[5]
+    daemon.ok("invalidate-cache", "--model", "m", "--duck", duck)
+    done = load(daemon, MODEL, "ep", tp=4, multiple_of=32)
+    assert done["cache"] == "partial" and f"{LAYERS} of {4 * LAYERS} slots are missing" in done["reason"], done
+    assert owners(daemon) == found
+    (rank,) = [rank for rank in plan["ranks"] if rank["expert_first"] <= 5 < rank["expert_first"] + rank["expert_count"]]
+    assert done["bytes_read"] == rank["read_bytes"], (done, rank)
+    assert daemon.ok("job", "list")["jobs"][-1]["progress"] == 1
+    assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
+
+
 def test_restart(make_daemon, reference, tmp_path):
     """The registered model comes back by its strategy, without weights read or sent, and gives the same bits; a duck that has lost its
     slots gets its own again."""

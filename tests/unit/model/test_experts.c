@@ -330,6 +330,7 @@ static void prediction_counts_the_slowest_group(void **state)
     plan_free(plan);
     plan = made(arch, (struct plan_request){.tp = 8, .multiple_of = 8, .rates = rates});
     assert_true(plan->slowest_experts == 8 && plan->active_groups == 1);
+    assert_non_null(strstr(plan->explanation, "; strategy tp, as none was asked for (ep over as many ranks: "));
     assert_int_equal(plan->head_link_bytes, 8 * plan->link_bytes);
     plan_free(plan);
     arch_free(arch);
