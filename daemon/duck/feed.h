@@ -4,8 +4,8 @@
  *     member 0:  look -> link_frame(STEP) -> kernels -> link_exec_event -> STEP_DONE into the channel -> look ... spin ... sleep
  *     main thread:  the socket; while kernels of a batch or one-shot job run, the channel too (fp9d then sends a PING beside the frame)
  *
- * Both use the link under the kernel thread's lock (exec_lock), which is not held while kernels run or somebody waits. What member 0 has to say on the socket (a
- * FAIL, a SESSION_CLOSED), and an end of the link that it finds necessary, it leaves to the main thread (exec_ring).
+ * Both use the link under the kernel thread's lock (exec_lock), which is not held while kernels run or somebody waits. What member 0 has to
+ * say on the socket (a FAIL, a SESSION_CLOSED), and an end of the link that it finds necessary, it leaves to the main thread (exec_ring).
  */
 #ifndef FP9_DUCK_FEED_H
 #define FP9_DUCK_FEED_H

@@ -26,13 +26,14 @@
  *
  * So the line that a reader waits for brings it the header as well. Before a stamp is written the one after it is zeroed, which is why a
  * frame needs room for that, too. A frame is written whole or not at all. Each side keeps its own positions in its own memory and checks
- * the other's: garbage gives -EPROTO and a sentence, never a read outside the ring. A frame is read where it lies; the other side could change it meanwhile, so a reader copies
- * what it validates before it looks at it (proto/wire decoders read each field once; ids of experts are checked in the duck's copy).
+ * the other's: garbage gives -EPROTO and a sentence, never a read outside the ring. A frame is read where it lies; the other side could
+ * change it meanwhile, so a reader copies what it validates before it looks at it (proto/wire decoders read each field once; ids of experts
+ * are checked in the duck's copy).
  *
  * Memory order. A stamp is stored sequentially consistent after the frame's bytes and the next stamp's zero, and loaded with acquire by
- * the reader: who sees it sees both. `read` is stored with release after the frame was used, and loaded with acquire by the writer before it writes there
- * again. Sleeping is Dekker's: a reader stores its mode, then looks at the stamp once more; a writer stores the stamp, then looks at the mode;
- * all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper.
+ * the reader: who sees it sees both. `read` is stored with release after the frame was used, and loaded with acquire by the writer before it
+ * writes there again. Sleeping is Dekker's: a reader stores its mode, then looks at the stamp once more; a writer stores the stamp, then
+ * looks at the mode; all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper.
  *
  * Threads: on each side one reader and one writer at a time, by a lock of the caller's if they are several threads; channel_pending and
  * channel_wake by any.
