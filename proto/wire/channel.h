@@ -31,8 +31,8 @@
  * are checked in the duck's copy).
  *
  * Memory order. A stamp is stored sequentially consistent after the frame's bytes and the next stamp's zero, and loaded with acquire by
- * the reader: who sees it sees both. `read` is stored with release after the frame was used, and loaded with acquire by the writer before it
- * writes there again. Sleeping is Dekker's: a reader stores its mode, then looks at the stamp once more; a writer stores the stamp, then
+ * the reader: who sees it sees both. `read` is stored with release after the frame was used, and loaded with acquire by the writer before
+ * it writes there again. Sleeping is Dekker's: a reader stores its mode, then looks at the stamp once more; a writer stores the stamp, then
  * looks at the mode; all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper.
  *
  * Threads: on each side one reader and one writer at a time, by a lock of the caller's if they are several threads; channel_pending and
