@@ -1,8 +1,12 @@
 #include "daemon/duck/prealloc.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "proto/base/background.h"
 #include "proto/base/clock.h"
@@ -39,14 +43,55 @@ static void *prealloc_main(void *user)
     return NULL;
 }
 
+/* MemAvailable of /proc/meminfo; UINT64_MAX: not told. */
+static uint64_t available(void)
+{
+    _cleanup_(fclosep) FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+    unsigned long long kib;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            return (uint64_t)kib * 1024;
+    return UINT64_MAX;
+}
+
+static int check(const struct wbuf_pages *pages, struct err *err)
+{
+    struct stat info;
+    uint64_t bytes = pages->bytes, taken = fstat(pages->fd, &info) < 0 ? 0 : (uint64_t)info.st_blocks * 512; /* of a kept buffer */
+    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), now = available();
+    char wanted[32], have[32];
+    size_format(bytes, wanted, sizeof wanted);
+    if (bytes > all) {
+        size_format(all, have, sizeof have);
+        err_set(err, -ENOMEM, ERR_NO_MEMORY, "prealloc: the buffer's %s are more than the machine's %s of memory; make memory smaller",
+                wanted, have);
+        err_value_int(err, "needs", (long long)bytes);
+        err_value_int(err, "has", (long long)all);
+        return -ENOMEM;
+    }
+    if (bytes > taken && bytes - taken > now) {
+        size_format(bytes - taken, wanted, sizeof wanted);
+        size_format(now, have, sizeof have);
+        log_warning("duck", "prealloc: the buffer still wants %s, and %s are available now; other programs may be pushed out", wanted,
+                    have);
+    }
+    return 0;
+}
+
 int prealloc_start(struct wbuf *wbuf, struct prealloc **ret_prealloc, struct err *err)
 {
     struct prealloc *prealloc = calloc(1, sizeof *prealloc);
     if (!prealloc)
         return err_no_memory(err, "prealloc", sizeof *prealloc);
-    wbuf_keep_pages(wbuf);
     prealloc->pages = wbuf_all_pages(wbuf);
-    int r = pthread_create(&prealloc->thread, NULL, prealloc_main, prealloc);
+    int r = check(&prealloc->pages, err);
+    if (r < 0) {
+        free(prealloc);
+        return r;
+    }
+    wbuf_keep_pages(wbuf);
+    r = pthread_create(&prealloc->thread, NULL, prealloc_main, prealloc);
     if (r != 0) {
         free(prealloc);
         return err_set(err, -r, ERR_NO_MEMORY, "prealloc: its thread cannot be started: %s", strerror(r));

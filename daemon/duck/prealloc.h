@@ -6,7 +6,8 @@
 
 struct prealloc;
 
-/* wbuf is borrowed and keeps its pages from now on. What the system does not have is said in the log, and taken later, if at all, as slots
+/* -ENOMEM with the numbers when the machine never has as much memory; when it has not now, a line in the log.
+ * wbuf is borrowed and keeps its pages from now on. What the system does not have is said in the log, and taken later, if at all, as slots
  * need it. */
 int prealloc_start(struct wbuf *wbuf, struct prealloc **ret_prealloc, struct err *err);
 /* Ends it where it is. Before wbuf_free. */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/head/core.h"
+#include "daemon/head/local.h"
 #include "proto/base/conf.h"
 #include "proto/base/size.h"
 #include "proto/wire/channel.h"
@@ -122,6 +123,18 @@ int conf_load(const char *path, struct conf **ret_conf, struct err *err)
     return 0;
 }
 
+/* "local0" .. of those that fp9d starts itself. */
+static bool local_name(const struct conf *conf, const char *name)
+{
+    char local[32];
+    for (uint32_t i = 0; i < conf->local_ducks; i++) {
+        snprintf(local, sizeof local, "local%u", i);
+        if (strcmp(local, name) == 0)
+            return true;
+    }
+    return false;
+}
+
 static int check_duck(const struct conf *conf, uint32_t index, struct err *err)
 {
     const struct conf_duck *duck = &conf->ducks[index];
@@ -129,6 +142,9 @@ static int check_duck(const struct conf *conf, uint32_t index, struct err *err)
     for (const unsigned char *p = (const unsigned char *)duck->name; *p; p++)
         if (*p <= ' ' || *p >= 0x7f || *p == '/')
             return err_set(err, -EINVAL, ERR_BAD_REQUEST, "its name must be printable ASCII without blanks and slashes");
+    if (local_name(conf, duck->name))
+        return err_set(err, -EEXIST, ERR_BAD_REQUEST, "local0 to local%u are the names of [fleet] local_ducks; give it another one",
+                       conf->local_ducks - 1);
     if (!duck->address || !*duck->address)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "address: is missing, as in address = kitchen:7909");
     int r = transport_tcp_split(duck->address, host, port, err);
@@ -161,7 +177,8 @@ int conf_check(const struct conf *conf, struct err *err)
                        CHANNEL_SPIN_US_MAX);
     struct sockaddr_un address;
     if (strlen(conf->socket) >= sizeof address.sun_path)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[daemon] socket: \"%.200s\" is %zu bytes long, a socket path has at most %zu",
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST,
+                       "[daemon] socket: \"%.200s\" is %zu bytes long; the system takes a socket's path up to %zu bytes",
                        conf->socket, strlen(conf->socket), sizeof address.sun_path - 1);
     if (*conf->admin_group && !getgrnam(conf->admin_group))
         return err_set(err, -ENOENT, ERR_BAD_REQUEST, "[daemon] admin_group: there is no group \"%s\"", conf->admin_group);
@@ -173,10 +190,17 @@ int conf_check(const struct conf *conf, struct err *err)
         if (r < 0)
             return err_prefix(err, "[duck \"%s\"]", conf->ducks[i].name);
     }
+    if (local_check_cores(conf->local_cores, err) < 0) /* also while there is no local duck to use them */
+        return err_prefix(err, "[fleet] local_cores");
     /* The header of a weight buffer takes a megabyte and a page of it. */
     if (conf->local_memory && conf->local_memory < 2 * 1024 * 1024)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at least 2M is needed",
                        (unsigned long long)conf->local_memory);
+    uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (conf->local_prealloc && conf->local_ducks && conf->local_memory > ram / conf->local_ducks)
+        return err_set(err, -ENOMEM, ERR_NO_MEMORY,
+                       "[fleet] local_prealloc: %u ducks of %llu bytes each are more than the machine's %llu bytes of memory",
+                       conf->local_ducks, (unsigned long long)conf->local_memory, (unsigned long long)ram);
     if (conf->local_memory > CONF_MEMORY_MAX)
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "[fleet] local_memory: %llu bytes, at most 64T can be mapped",
                        (unsigned long long)conf->local_memory);

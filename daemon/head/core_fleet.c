@@ -175,7 +175,9 @@ void core_err_duck_lost(const struct core *core, uint32_t index, const char *pha
 {
     const struct core_duck *duck = &core->ducks[index];
     const char *reason = duck->lost_reason[0] ? duck->lost_reason : "not up yet";
-    if (layer == CORE_NONE)
+    if (strcmp(phase, "idle") == 0) /* nothing was under way, and it may not have been there for long */
+        err_set(err, -EHOSTDOWN, ERR_DUCK_LOST, "duck %s is lost: %s", duck->name, reason);
+    else if (layer == CORE_NONE)
         err_set(err, -EHOSTDOWN, ERR_DUCK_LOST, "duck %s was lost during %s: %s", duck->name, phase, reason);
     else
         err_set(err, -EHOSTDOWN, ERR_DUCK_LOST, "duck %s was lost during %s of layer %u: %s", duck->name, phase, layer, reason);

@@ -104,7 +104,8 @@ void core_model_duck_lost(struct core *core, uint64_t now, uint32_t duck)
         struct core_model *model = &core->models[i];
         if (!model->used || !uses_duck(model, duck))
             continue;
-        if (model->state == CORE_MODEL_READY) {
+        /* A later reason is the better one: that it cannot even be started, say. */
+        if (model->state == CORE_MODEL_READY || (model->state == CORE_MODEL_DEGRADED && model->error.name == ERR_DUCK_LOST)) {
             model->state = CORE_MODEL_DEGRADED;
             core_err_duck_lost(core, duck, "idle", CORE_NONE, &model->error);
         }

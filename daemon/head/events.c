@@ -246,6 +246,20 @@ void events_job(struct head *head, const struct core_job *job, bool starts)
          job->err.code ? job->err.message : "");
 }
 
+#define EVENTS_OF_MAX (CORE_NAME_MAX + 32)
+
+/* "model m", or when none has them "key 0123456789ab". */
+static const char *model_text(const struct core *core, const uint8_t key[DIGEST_SIZE], char text[EVENTS_OF_MAX])
+{
+    char hex[DIGEST_HEX_SIZE];
+    digest_hex(key, hex);
+    snprintf(text, EVENTS_OF_MAX, "key %.12s", hex);
+    for (uint32_t i = 0; i < CORE_MODELS_MAX; i++)
+        if (core->models[i].used && core->models[i].plan && memcmp(core->models[i].key, key, DIGEST_SIZE) == 0)
+            snprintf(text, EVENTS_OF_MAX, "model %s", core->models[i].name);
+    return text;
+}
+
 /* What every load notes beforehand, in case that fp9d ends with it, is none: its job's end tells that. */
 void events_losses(struct head *head)
 {
@@ -259,17 +273,18 @@ void events_losses(struct head *head)
         if (strncmp(loss->text, "unfinished:", strlen("unfinished:")) == 0)
             continue;
         const struct about about = {.duck = loss->duck == CORE_NONE ? NULL : head->core->ducks[loss->duck].name};
-        tell(head, "cache.lost", &about, "slots are lost: %s", loss->text);
+        char of[EVENTS_OF_MAX];
+        tell(head, "cache.lost", &about, "slots of %s are lost%s%s: %s", model_text(head->core, loss->key, of),
+             about.duck ? " on duck " : "", about.duck ? about.duck : "", loss->text);
     }
 }
 
 void events_revoked(struct head *head, const struct core_drop *drop)
 {
     const struct about about = {.duck = drop->only == CORE_NONE ? NULL : head->core->ducks[drop->only].name};
-    char key[DIGEST_HEX_SIZE];
-    digest_hex(drop->key, key);
-    tell(head, "cache.revoked", &about, "%s%.12s%s: %s", drop->all ? "every slot" : "the slots of key ", drop->all ? "" : key,
-         about.duck ? " on one duck" : "", drop->why);
+    char of[EVENTS_OF_MAX];
+    tell(head, "cache.revoked", &about, "%s%s%s%s: %s", drop->all ? "every slot" : "the slots of ",
+         drop->all ? "" : model_text(head->core, drop->key, of), about.duck ? " on duck " : "", about.duck ? about.duck : "", drop->why);
 }
 
 /* ---- database and disk ---- */

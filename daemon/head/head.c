@@ -165,6 +165,9 @@ static void finish_stop(struct head *head, uint64_t now)
         return;
     bool impatient = now - head->stop_ns > HEAD_STOP_PATIENCE, idle = worker_idle(head->disk) && worker_idle(head->bulk);
     idle = idle && (!head->names || worker_idle(head->names));
+    for (uint32_t i = 0; (impatient || idle) && i < head->core->duck_count; i++)
+        if (peer_pid(head->peers[i]))
+            kill(peer_pid(head->peers[i]), SIGKILL); /* all at once: each takes a while to give its memory back */
     if (impatient || idle)
         for (uint32_t i = 0; i < head->core->duck_count; i++)
             peer_stop(head->peers[i]); /* drops their queued frames, so that a stream that waits for them ends */

@@ -91,6 +91,12 @@ static int parse_cpu_list(const char *list, cpu_set_t *ret_set, struct err *err)
     return 0;
 }
 
+int local_check_cores(const char *list, struct err *err)
+{
+    cpu_set_t set;
+    return *list ? parse_cpu_list(list, &set, err) : 0;
+}
+
 int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, bool *ret_shared, struct err *err)
 {
     cpu_set_t mine, wanted;
@@ -250,7 +256,7 @@ int local_start(const struct local_setup *setup, pid_t *ret_pid, int *ret_pidfd,
     pid_t pid;
     int r = spawn(setup->program, (char *const *)command.argv, command.fds, &pid);
     if (r < 0)
-        return err_set(err, r, ERR_INTERNAL, "duck %s: %s cannot be started: %s", setup->name, setup->program, strerror(-r));
+        return err_set(err, r, ERR_INTERNAL, "%s cannot be started: %s", setup->program, strerror(-r));
     int pidfd = pidfd_open(pid, 0);
     if (pidfd < 0) {
         err_errno(err, "duck %s: pidfd_open", setup->name);

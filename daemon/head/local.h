@@ -19,6 +19,8 @@ uint64_t local_buffer_size(int fd); /* of a buffer's memfd */
 /* What each of `ducks` gets when nothing is said: four fifths of RAM, shared. */
 uint64_t local_default_memory(uint32_t ducks);
 
+/* Whether `list` is one of CPUs: "0-3,5", or "". */
+int local_check_cores(const char *list, struct err *err);
 /* The CPUs of duck `index` of `ducks` as a list ("0,4"): `list` (or, when empty, the CPUs this process may use) is dealt out; with fewer
  * CPUs than ducks everyone gets all (*ret_shared), and nobody is pinned to a shared one. */
 int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, bool *ret_shared, struct err *err);

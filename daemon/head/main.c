@@ -14,6 +14,7 @@
 #include "daemon/head/core.h"
 #include "daemon/head/head_run.h"
 #include "daemon/head/local.h"
+#include "daemon/head/metrics_http.h"
 #include "kernels/kernels.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"
@@ -162,6 +163,8 @@ int main(int argc, char **argv)
         bool shared;
         r = local_share_cores(conf->local_cores, 0, conf->local_ducks, cores, sizeof cores, &shared, &err);
     }
+    if (r == 0 && args.check_config && *conf->metrics_listen)
+        r = metrics_http_check(conf->metrics_listen, &err);
     if (r == 0 && args.check_config) {
         puts("fp9d: the configuration is good");
         return 0;

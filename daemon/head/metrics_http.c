@@ -218,12 +218,15 @@ void metrics_http_tick(struct metrics_http *http, uint64_t now)
     }
 }
 
-static int open_socket(const char *address, int *ret_fd, struct err *err)
+/* any_port: one that is free, in place of the address's own. */
+static int open_socket(const char *address, bool any_port, int *ret_fd, struct err *err)
 {
     char host[TRANSPORT_TCP_HOST_MAX], port[TRANSPORT_TCP_PORT_MAX];
     int r = transport_tcp_split(address, host, port, err);
     if (r < 0)
         return r;
+    if (any_port)
+        memcpy(port, "0", 2);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found;
     r = getaddrinfo(host, port, &hints, &found);
     if (r != 0)
@@ -248,6 +251,12 @@ static int open_socket(const char *address, int *ret_fd, struct err *err)
     return 0;
 }
 
+int metrics_http_check(const char *address, struct err *err)
+{
+    _cleanup_(closep) int fd = -1;
+    return open_socket(address, true, &fd, err) < 0 ? err_prefix(err, "[daemon] metrics_listen") : 0;
+}
+
 int metrics_http_new(struct head *head, const char *address, struct metrics_http **ret_http, struct err *err)
 {
     struct metrics_http *http = calloc(1, sizeof *http);
@@ -257,7 +266,7 @@ int metrics_http_new(struct head *head, const char *address, struct metrics_http
     http->fd = -1;
     for (size_t i = 0; i < METRICS_HTTP_CLIENTS; i++)
         http->visitors[i].fd = -1;
-    int r = open_socket(address, &http->fd, err);
+    int r = open_socket(address, false, &http->fd, err);
     if (r == 0)
         r = loop_io_add(head->loop, http->fd, visitors_come, http, &http->io, err);
     if (r < 0) {

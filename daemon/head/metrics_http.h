@@ -14,6 +14,8 @@
 struct metrics_http;
 
 /* "HOST:PORT"; a host's name is looked up now. */
+/* Whether the address is one of this machine. Its port may be in use, by an fp9d that runs. */
+int metrics_http_check(const char *address, struct err *err);
 int metrics_http_new(struct head *head, const char *address, struct metrics_http **ret_http, struct err *err);
 void metrics_http_free(struct metrics_http *http);
 /* A few times a second: gives up connections whose time is over. NULL is allowed. */

@@ -166,6 +166,37 @@ static int check_lines(FILE *file, const char *path, struct err *err)
         if (c == '\0')
             return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s:%u: a NUL byte, so this is no text file", path, line);
     }
+    if (ferror(file)) /* some files of /proc, a bad disk: else it would pass for an empty one */
+        return err_errno(err, "%s: cannot be read", path);
+    rewind(file);
+    return 0;
+}
+
+/* inih says nothing of a section without keys: a named one was meant to be something. */
+static int check_sections(FILE *file, const struct conf_table *table, const char *path, struct err *err)
+{
+    char text[CONF_LINE_MAX + 2], open[CONF_LINE_MAX + 2] = "";
+    unsigned line = 0, opened = 0;
+    bool more = true;
+    while (more) {
+        more = fgets(text, sizeof text, file);
+        line++;
+        char *begin = more ? text + strspn(text, " \t\r\n") : text;
+        if (more && (!*begin || *begin == ';' || *begin == '#'))
+            continue;
+        if (*open && (!more || *begin == '['))
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s:%u: [%s] has no keys: give what it needs, or leave it out", path, opened,
+                           open);
+        open[0] = '\0';
+        char *end = more && *begin == '[' ? strchr(begin, ']') : NULL;
+        if (!end)
+            continue;
+        *end = '\0';
+        _cleanup_(freep) char *name = quoted_name(begin + 1, table->named_section);
+        opened = line;
+        if (name)
+            snprintf(open, sizeof open, "%s", begin + 1);
+    }
     rewind(file);
     return 0;
 }
@@ -183,6 +214,8 @@ int conf_read(const char *path, const struct conf_table *table, void *settings, 
         return err_errno(err, "%s", path);
     STEAL_FD(fd);
     int r = check_lines(file, path, err);
+    if (r == 0 && table->named_section)
+        r = check_sections(file, table, path, err);
     if (r < 0)
         return r;
     struct reading reading = {.table = table, .settings = settings, .err = err};

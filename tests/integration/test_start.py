@@ -1,5 +1,6 @@
 """What fp9d refuses at start: exit status, and a message that names the cause."""
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import subprocess
 import pytest
 
 from support.daemon import SLOW, program
+from support.model import MODEL
 
 SECONDS = 15
 
@@ -34,6 +36,8 @@ BAD_CONF = [
     ("no level", "[daemon]\nlog_level = loud\n", ["log_level", "loud"]),
     ("given twice", GOOD + "[fleet]\nlocal_ducks = 1\nlocal_ducks = 2\n", ["local_ducks", "twice"]),
     ("no line", GOOD + "what is this\n", ["fp9d.conf:4"]),
+    ("empty duck", GOOD + '[duck "kitchen"]\n# address = kitchen:7909\n', ["fp9d.conf:4", "kitchen", "no keys"]),
+    ("empty duck before another", GOOD + '[duck "a"]\n[duck "b"]\naddress = b:1\nplaintext = yes\n', ['[duck "a"]', "no keys"]),
 ]
 
 
@@ -46,6 +50,76 @@ def test_configuration(make_daemon, what, text, words):
         for word in [*words, daemon.conf_path]:
             assert word in said, f"{word!r} is not in: {said}"
     assert not os.path.exists(daemon.socket)
+
+
+BAD_SETTINGS = [
+    ("duck without address", GOOD + '[duck "a"]\nplaintext = yes\n', ['[duck "a"]', "address", "missing"]),
+    ("name of a local duck", GOOD + '[fleet]\nlocal_ducks = 2\n[duck "local1"]\naddress = b:1\nplaintext = yes\n', ["local0 to local1"]),
+    ("cores backwards", GOOD + "[fleet]\nlocal_ducks = 0\nlocal_cores = 5-2\n", ["local_cores", "5-2"]),
+    ("more prealloc than memory", GOOD + "[fleet]\nlocal_ducks = 2\nlocal_memory = 40T\nlocal_prealloc = yes\n",
+     ["local_prealloc", "2 ducks", str(40 << 40), "memory"]),
+    ("metrics elsewhere", GOOD.replace("\n", "\nmetrics_listen = 192.0.2.1:9100\n", 1), ["metrics_listen", "192.0.2.1", "Cannot assign"]),
+]
+
+
+@pytest.mark.parametrize("what,text,words", BAD_SETTINGS, ids=[row[0].replace(" ", "-") for row in BAD_SETTINGS])
+def test_settings(make_daemon, what, text, words):
+    """Each is good by itself, but not with the others or on this machine."""
+    daemon = make_daemon(start=False)
+    for more in ((), ("--check-config",)):
+        status, said = attempt(daemon, *more, conf=text)
+        assert status == 1, f"{what}: exit status {status}: {said}"
+        for word in words:
+            assert word in said, f"{what}: {word!r} is not in: {said}"
+
+
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/dev/zero", "/proc"])
+def test_what_is_no_configuration(make_daemon, path):
+    daemon = make_daemon(start=False)
+    for name in ("fp9d", "fp9-duck"):
+        done = subprocess.run([program(daemon.build, name), "--config", path, "--check-config"], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS * SLOW, env=daemon.env)
+        assert done.returncode == 1 and path in done.stdout, done.stdout
+
+
+def test_a_port_in_use_is_no_fault_of_the_configuration(make_daemon):
+    daemon = make_daemon(start=False)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        listen = f"metrics_listen = 127.0.0.1:{busy.getsockname()[1]}"
+        status, said = attempt(daemon, "--check-config", conf=GOOD.replace("\n", "\n" + listen + "\n", 1))
+        assert status == 0, said
+
+
+def test_a_duck_takes_no_more_than_there_is(make_daemon, tmp_path):
+    daemon = make_daemon(start=False)
+    conf = tmp_path / "duck.conf"
+    conf.write_text("[duck]\nlisten = 127.0.0.1:1\nplaintext = yes\nmemory = 40T\nprealloc = yes\nname = big\n")
+    done = subprocess.run([program(daemon.build, "fp9-duck"), "--config", conf], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=SECONDS * SLOW, env=daemon.env)
+    assert done.returncode == 1 and "prealloc" in done.stdout and "40.0 TiB" in done.stdout and "of memory" in done.stdout, done.stdout
+
+
+def test_a_program_that_was_moved_away(make_daemon, tmp_path):
+    """A duck that ends and cannot be started again: that, and not its end, is what is told, with the path."""
+    daemon = make_daemon(start=False, ducks=1)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("fp9d", "fp9-duck", "fp9-kernel", "fp9ctl"):
+        shutil.copy(program(daemon.build, name), folder)
+    daemon.env["LD_LIBRARY_PATH"] = os.path.join(daemon.build, "proto", "client")
+    duck, daemon.build = folder / "fp9-duck", str(tmp_path)
+    daemon.start()
+    daemon.ok("load", MODEL, "--name", "m", "--tp", 1)
+    (pid,) = daemon.duck_pids()
+    assert os.readlink(f"/proc/{pid}/exe") == str(duck)
+    duck.rename(tmp_path / "moved")
+    os.kill(pid, signal.SIGKILL)
+    words = f"{duck} cannot be started: No such file or directory"
+    daemon.wait_for("the reason", lambda: words in daemon.ok("duck", "list")["ducks"][0].get("reason", ""))
+    (model,) = daemon.ok("model", "list")["models"]
+    assert model["state"] == "degraded" and model["error"]["message"] == f"duck local0 is lost: {words}", model
+    (tmp_path / "moved").rename(duck)  # it comes back by itself
+    daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready", 40)
 
 
 def test_missing_configuration(make_daemon):

@@ -116,8 +116,7 @@ static void end_of_child_is_told(void **state)
     setup.program = "/no/such/program";
     r = local_start(&setup, &pid, &other_pidfd, &other_link, &err);
     assert_true(r < 0);
-    assert_non_null(strstr(err.message, "/no/such/program"));
-    assert_non_null(strstr(err.message, "kitchen"));
+    assert_non_null(strstr(err.message, "/no/such/program cannot be started: No such file")); /* the duck is named by who tells it */
     assert_int_equal(other_link, -1);
 }
 
