@@ -119,7 +119,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(20 * SLOW)
+            status = self.process.wait((20 + self.local_ducks) * SLOW)  # a busy kernel takes half a second to end a duck
         except subprocess.TimeoutExpired:
             os.killpg(group, signal.SIGKILL)
             self.process.wait()
