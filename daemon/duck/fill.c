@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/duck/draft.h"
 #include "daemon/duck/ignored.h"
 #include "proto/base/bytes.h"
 #include "proto/base/size.h"
@@ -18,7 +19,9 @@ struct fill {
     uint32_t shared_tiles;
     uint64_t tiles_left; /* not arrived yet, all experts */
     uint64_t *arrived;   /* owned; a bit a tile, experts in order, the shared one last */
-    bool *begun;         /* owned; [experts + 1], kernels_pack_begin done */
+    uint32_t *left;      /* owned; [experts + 1], tiles of each that have not arrived */
+    struct draft *draft; /* a use of it */
+    uint32_t drafting;   /* the expert that is in it, by index + 1; 0: none */
 };
 
 struct fills {
@@ -29,6 +32,8 @@ struct fills {
     uint32_t out;           /* works */
     struct fill_work *idle; /* owned; for the next frames */
     size_t idle_bytes;
+    uint8_t *draft_memory; /* owned; of the last draft, for the next */
+    uint64_t draft_room;
 };
 
 int fills_new(struct wbuf *wbuf, struct fills **ret_fills, struct err *err)
@@ -41,17 +46,29 @@ int fills_new(struct wbuf *wbuf, struct fills **ret_fills, struct err *err)
     return 0;
 }
 
-static void fill_release(struct fill *fill)
+static void let_go(struct fills *fills, struct draft *draft)
 {
+    uint64_t room;
+    uint8_t *memory = draft ? draft_unref(draft, &room) : NULL;
+    if (!memory)
+        return;
+    free(fills->draft_memory);
+    fills->draft_memory = memory;
+    fills->draft_room = room;
+}
+
+static void fill_release(struct fills *fills, struct fill *fill)
+{
+    let_go(fills, fill->draft);
     free(fill->arrived);
-    free(fill->begun);
+    free(fill->left);
     *fill = (struct fill){0};
 }
 
 static void fill_drop(struct fills *fills, struct fill *fill)
 {
     wbuf_drop(fills->wbuf, fill->slot);
-    fill_release(fill);
+    fill_release(fills, fill);
 }
 
 /* ---- work --------------------------------------------------------------------------------------- */
@@ -70,6 +87,8 @@ static void free_idle(struct fills *fills)
         fills->idle = next;
     }
     fills->idle_bytes = 0;
+    free(STEAL(fills->draft_memory));
+    fills->draft_room = 0;
 }
 
 /* For a fill, its slot pinned. NULL: out of memory. */
@@ -101,7 +120,8 @@ static struct fill_work *work_new(struct fills *fills, const struct fill *fill, 
     work->layer = wbuf_describe(fills->wbuf, fill->slot).layer;
     work->code = 0;
     work->err = (struct err){0};
-    work->pages = wbuf_pages(fills->wbuf, fill->slot);
+    work->draft = fill->draft;
+    work->draft->users++;
     wbuf_pin(fills->wbuf, fill->slot);
     fills->out++;
     return work;
@@ -111,6 +131,7 @@ static struct fill_work *work_new(struct fills *fills, const struct fill *fill, 
 static void work_back(struct fills *fills, struct fill_work *work)
 {
     wbuf_unpin(fills->wbuf, work->slot);
+    let_go(fills, STEAL(work->draft));
     fills->out--;
     if (!work->room || fills->idle_bytes + work->room > FILL_IDLE_BYTES) {
         work_free(work);
@@ -131,32 +152,9 @@ uint32_t fills_out(const struct fills *fills)
     return fills->out;
 }
 
-static int run_rows(struct fill_work *work)
-{
-    int r = 0;
-    if (work->begin)
-        r = wbuf_take_pages(&work->pages, (uint64_t)(work->expert - work->pages.map), work->layout.expert_bytes, &work->err);
-    if (r < 0)
-        return r;
-    if (work->begin && !work->pages.zero)
-        kernels_pack_begin(&work->layout, work->expert);
-    r = kernels_pack(&work->layout, work->expert, &work->rows, &work->err);
-    return r < 0 ? err_prefix(&work->err, "%s", work->name[0] ? work->name : "dense MLP") : 0;
-}
-
-/* The checksums' own pages, and any that no expert has. */
-static int run_sums(struct fill_work *work)
-{
-    int r = wbuf_take_pages(&work->pages, 0, work->pages.bytes, &work->err);
-    if (r < 0)
-        return r;
-    work->checksum = wbuf_sum(&work->sums);
-    return work->checksum ? 0 : err_no_memory(&work->err, "checksum", 0);
-}
-
 void fill_work_run(struct fill_work *work)
 {
-    work->code = work->kind == FILL_ROWS ? run_rows(work) : run_sums(work);
+    work->code = work->kind == FILL_ROWS ? draft_rows(work) : draft_sum(work->draft, &work->checksum, &work->err);
 }
 
 void fills_free(struct fills *fills)
@@ -271,11 +269,14 @@ static int begin(struct fills *fills, uint64_t request, const struct msg_prepare
     made.tiles_left = (uint64_t)made.expert_tiles * geometry.experts + made.shared_tiles;
     size_t words_needed = size_ceil_div(made.tiles_left, 64);
     made.arrived = calloc(words_needed, sizeof *made.arrived);
-    made.begun = calloc((size_t)geometry.experts + 1, sizeof *made.begun);
-    if (!made.arrived || !made.begun) {
+    made.left = calloc((size_t)geometry.experts + 1, sizeof *made.left);
+    made.draft = draft_new(fills->wbuf, slot, STEAL(fills->draft_memory), fills->draft_room);
+    if (!made.arrived || !made.left || !made.draft) {
         fill_drop(fills, &made);
         return err_no_memory(err, "prepare", words_needed * sizeof *made.arrived + geometry.experts);
     }
+    for (uint32_t i = 0; i <= geometry.experts; i++)
+        made.left[i] = i < geometry.experts ? made.expert_tiles : made.shared_tiles;
     *fill = made;
     return 0;
 }
@@ -300,7 +301,7 @@ struct target {
     const struct layout_mlp *layout;
     uint8_t *bytes;
     uint64_t first_tile;
-    uint32_t index; /* in begun[] */
+    uint32_t index; /* in left[] */
     char name[32];
 };
 
@@ -386,7 +387,6 @@ static int work_of_rows(struct fills *fills, const struct fill *fill, const stru
     work->staged = source->stays;
     work->layout = *target->layout;
     work->expert = target->bytes;
-    work->begin = !fill->begun[target->index];
     work->rows = (struct kernels_rows){
         .matrix = (enum kernels_matrix)data->matrix,
         .first_row = data->first_row,
@@ -403,6 +403,7 @@ static int work_of_rows(struct fills *fills, const struct fill *fill, const stru
 static int take_rows(struct fills *fills, struct fill *fill, const struct source *source, struct fill_work **ret_work, struct err *err)
 {
     const struct msg_prepare_data *data = source->data;
+    const struct geometry *g = wbuf_geometry(fills->wbuf, fill->slot);
     struct target target;
     if (fill->ending)
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "rows after PREPARE_END");
@@ -416,14 +417,22 @@ static int take_rows(struct fills *fills, struct fill *fill, const struct source
         r = work_of_rows(fills, fill, &target, source, ret_work, err);
     if (r < 0)
         return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
-    fill->begun[target.index] = true;
-    const struct kernels_rows *rows = &(*ret_work)->rows;
+    struct fill_work *work = *ret_work;
+    const struct kernels_rows *rows = &work->rows;
     const struct layout_matrix *shape = geometry_matrix(target.layout, rows->matrix);
     uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows->matrix) + layout_tile(shape, rows->first_row);
     uint32_t count = layout_tiles(shape, rows->first_row, rows->rows);
     for (uint32_t i = 0; i < count; i++)
         fill->arrived[(at + i) / 64] |= UINT64_C(1) << (at + i) % 64;
     fill->tiles_left -= count;
+    work->part = target.index;
+    work->begin = fill->left[target.index] == (target.index == g->experts ? fill->shared_tiles : fill->expert_tiles);
+    work->end = (fill->left[target.index] -= count) == 0;
+    if (work->begin && !fill->drafting && target.layout->expert_bytes <= fill->draft->room)
+        fill->drafting = target.index + 1;
+    work->drafted = fill->drafting == target.index + 1;
+    if (work->drafted && work->end)
+        fill->drafting = 0;
     return 0;
 }
 
@@ -506,7 +515,6 @@ int fill_end(struct fills *fills, uint64_t request, struct fill_work **ret_work,
         fill_drop(fills, fill);
         return err_prefix(err, "prepare of layer %u", layer);
     }
-    work->sums = wbuf_sums(fills->wbuf, fill->slot);
     fill->ending = true;
     *ret_work = work;
     return 0;
@@ -532,7 +540,7 @@ int fill_done(struct fills *fills, struct fill_work *work, struct msg_slot *ret_
     } else if (fill && work->kind == FILL_SUMS) {
         wbuf_finish_summed(fills->wbuf, fill->slot, work->checksum);
         *ret_slot = wbuf_describe(fills->wbuf, fill->slot);
-        fill_release(fill);
+        fill_release(fills, fill);
         r = 1;
     }
     work_back(fills, work);

@@ -13,6 +13,7 @@
 
 #define FILLS_MAX 16
 
+struct draft;
 struct fills;
 
 enum fill_kind {
@@ -30,13 +31,14 @@ struct fill_work {
     uint64_t ticket;
     int code; /* what came of it: 0, or negative and err */
     struct err err;
-    struct wbuf_pages pages;
+    struct draft *draft; /* a use of it */
     struct layout_mlp layout;
-    uint8_t *expert;
-    bool begin;               /* the first rows of this expert */
+    uint8_t *expert;          /* in the slot */
+    uint32_t part;            /* its number there, for checksums */
+    bool begin, end;          /* the first rows of this expert, the last */
+    bool drafted;             /* it is in the draft until its end */
     struct kernels_rows rows; /* scales are in memory; codes too, unless staged */
     char name[32];            /* of the expert */
-    struct wbuf_sums sums;
     uint64_t checksum;
     uint8_t *memory; /* owned */
     size_t room;

@@ -48,6 +48,12 @@ static int open_weights(const struct options *options, int fd, struct wbuf **ret
 static struct team_setup team_of(const struct options *options, const struct cores *cores)
 {
     struct team_setup setup = {.members = cores->members, .cpus = cores->cpus, .bind = cores->bind, .stall_ns = STALL_NS};
+    if (options->member_cpu >= 0 && CPU_ISSET(options->member_cpu, &cores->cpus)) {
+        CPU_ZERO(&setup.cpus);
+        CPU_SET(options->member_cpu, &setup.cpus);
+        setup.bind = true;
+        return setup; /* the CPU is not its own: it does not spin */
+    }
     if (!cores->spin)
         return setup;
     setup.job_spin_ns = options_spin_ns(options);

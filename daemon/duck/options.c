@@ -39,6 +39,7 @@ static const char help[] = "Usage: fp9-duck [OPTION]...\n"
                            "      --stage-fd N        memfd of fp9d's in which it shows rows that it has read\n"
                            "      --channel-fd N      memfd through which steps go, beside the link\n"
                            "      --bell-fd N         eventfd that wakes fp9d when an answer is in it; goes with --channel-fd\n"
+                           "      --member-cpu N      CPU of the one kernel thread of --members 1, which other ducks use too\n"
                            "      --name NAME         name in the log and the greeting, the host's if not given\n"
                            "\n"
                            "Without --link-fd it serves TCP, in plaintext, for which the configuration must say plaintext = yes.\n"
@@ -183,6 +184,7 @@ enum {
     OPT_MEMORY,
     OPT_CORES,
     OPT_MEMBERS,
+    OPT_MEMBER_CPU,
     OPT_CHECK_CONFIG,
     OPT_VERSION,
     OPT_LINK_FD,
@@ -211,12 +213,14 @@ static const struct option longs[] = {
     {"prealloc", no_argument, NULL, OPT_PREALLOC},
     {"name", required_argument, NULL, OPT_NAME},
     {"members", required_argument, NULL, OPT_MEMBERS},
+    {"member-cpu", required_argument, NULL, OPT_MEMBER_CPU},
     {0},
 };
 
 /* Flags and the file are needed before the file is read, values after it. */
 struct line {
-    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *stage_fd, *channel_fd, *bell_fd, *name, *members;
+    const char *config, *listen, *key_file, *memory, *cores, *link_fd, *weights_fd, *stage_fd, *channel_fd, *bell_fd, *name;
+    const char *members, *member_cpu;
     bool prealloc;
     bool check_config;
 };
@@ -248,6 +252,7 @@ static int parse(int argc, char **argv, struct line *line)
         case OPT_PREALLOC: line->prealloc = true; break;
         case OPT_NAME: line->name = optarg; break;
         case OPT_MEMBERS: line->members = optarg; break;
+        case OPT_MEMBER_CPU: line->member_cpu = optarg; break;
         case OPT_CHECK_CONFIG: line->check_config = true; break;
         case OPT_VERSION: printf("fp9-duck %s\n", FP9_VERSION); return 1;
         case 'h': fputs(help, stdout); return 1;
@@ -290,6 +295,11 @@ static int apply(const struct line *line, struct options *options, struct err *e
     if (line->members && !size_parse_u64(line->members, 1, TEAM_MEMBERS_MAX, &members))
         return usage("--members is no number from 1 to 64", line->members);
     options->members = (uint32_t)members;
+    uint64_t cpu;
+    if (line->member_cpu && (members != 1 || !size_parse_u64(line->member_cpu, 0, CPU_SETSIZE - 1, &cpu)))
+        return usage("--member-cpu is no number of a CPU, or goes without --members 1", line->member_cpu);
+    if (line->member_cpu)
+        options->member_cpu = (int)cpu;
     struct err why;
     if ((line->listen && check_listen(line->listen, &why) < 0) || (line->name && check_name(line->name, &why) < 0) ||
         (line->cores && cores_parse(line->cores, &cores, &why) < 0))

@@ -17,6 +17,7 @@ struct options {
     char *spin_us;    /* "auto" or a number */
     char *name;       /* "" the host's */
     uint32_t members; /* 0: one for each CPU */
+    int member_cpu;   /* of the only member; -1: any of the cores */
     int link_fd;      /* -1: none */
     int weights_fd;   /* -1: none */
     int stage_fd;     /* -1: none */
@@ -26,7 +27,7 @@ struct options {
 };
 #define OPTIONS_NONE                                                                                                                       \
     {                                                                                                                                      \
-        .link_fd = -1, .weights_fd = -1, .stage_fd = -1, .channel_fd = -1, .bell_fd = -1                                                   \
+        .member_cpu = -1, .link_fd = -1, .weights_fd = -1, .stage_fd = -1, .channel_fd = -1, .bell_fd = -1                                 \
     }
 #define OPTIONS_USAGE 2 /* exit status for a wrong command line */
 

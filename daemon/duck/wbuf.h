@@ -60,6 +60,8 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
 struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t slot);
 /* Of `bytes` from the slot's byte `begin` on. */
 int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err);
+/* Takes them and fills them in one: the system need not clear pages that are written whole. They are mapped afterwards. */
+int wbuf_write_pages(const struct wbuf_pages *pages, uint64_t begin, const uint8_t *from, uint64_t bytes, struct err *err);
 /* From now on the pages of dropped slots stay with the buffer. */
 void wbuf_keep_pages(struct wbuf *wbuf);
 /* All there is, to be taken beforehand by another thread. */
@@ -107,6 +109,11 @@ struct wbuf_sums {
 struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
 /* Of a whole FILLING slot that is pinned, any thread: writes its parts' checksums and returns that of all. 0: out of memory. */
 uint64_t wbuf_sum(const struct wbuf_sums *sums);
+/* The same as the parts come to be whole, one after another: `bytes` are the part's, wherever they are. Then those from `first` on, and
+ * the end. */
+struct checksum;
+void wbuf_sum_part(const struct wbuf_sums *sums, uint32_t part, const uint8_t *bytes, struct checksum *whole);
+uint64_t wbuf_sum_rest(const struct wbuf_sums *sums, uint32_t first, struct checksum *whole);
 
 /* Bytes of dropped slots that the system does not have back yet; an owner that lives on calls wbuf_reclaim until there are none. */
 uint64_t wbuf_stale(const struct wbuf *wbuf);

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "daemon/duck/wbuf_format.h"
 
@@ -48,6 +49,44 @@ int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t byt
     for (uint64_t next; r == 0 && at < end; at = next) {
         next = at + WBUF_PAGES_AT_ONCE < end ? at + WBUF_PAGES_AT_ONCE : end;
         r = populate(pages, at, next - at, err);
+    }
+    return r;
+}
+
+static int write_piece(const struct wbuf_pages *pages, uint64_t at, const uint8_t *from, uint64_t bytes, struct err *err)
+{
+    while (bytes) {
+        ssize_t n = pwrite(pages->fd, from, bytes, (off_t)(pages->offset + at));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            int code = n < 0 ? errno : EIO;
+            err_set(err, -code, ERR_NO_MEMORY, "weight buffer: the system has no %" PRIu64 " bytes: %s", bytes, strerror(code));
+            err_value_int(err, "needs", (long long)bytes);
+            return -code;
+        }
+        at += (uint64_t)n;
+        from += n;
+        bytes -= (uint64_t)n;
+    }
+    return 0;
+}
+
+/* A fault for reading maps what is around it, too, and costs less than one for writing. Where it cannot be asked for, steps do it. */
+static void map_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes)
+{
+    uint64_t at = begin / WBUF_SLOT_ALIGN * WBUF_SLOT_ALIGN;
+    (void)madvise(pages->map + at, begin + bytes - at, MADV_POPULATE_READ);
+}
+
+int wbuf_write_pages(const struct wbuf_pages *pages, uint64_t begin, const uint8_t *from, uint64_t bytes, struct err *err)
+{
+    int r = 0;
+    for (uint64_t at = 0, step; r == 0 && at < bytes; at += step) {
+        step = bytes - at < WBUF_PAGES_AT_ONCE ? bytes - at : WBUF_PAGES_AT_ONCE;
+        r = write_piece(pages, begin + at, from + at, step, err);
+        if (r == 0)
+            map_pages(pages, begin + at, step);
     }
     return r;
 }

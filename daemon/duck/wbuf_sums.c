@@ -24,22 +24,35 @@ struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
     };
 }
 
-/* Part by part, so that each is in the cache when it goes into the whole's checksum, too. */
+static uint64_t part_begin(const struct wbuf_sums *sums, uint32_t part)
+{
+    return sums->has_shared && part + 1 == sums->parts ? sums->shared_offset : part * sums->part_bytes;
+}
+
+static uint64_t part_length(const struct wbuf_sums *sums, uint32_t part)
+{
+    return sums->has_shared && part + 1 == sums->parts ? sums->shared_bytes : sums->part_bytes;
+}
+
+/* Each part is in the cache when it goes into the whole's checksum, too. */
+void wbuf_sum_part(const struct wbuf_sums *sums, uint32_t part, const uint8_t *bytes, struct checksum *whole)
+{
+    uint64_t *to = (uint64_t *)sums->part_sums, length = part_length(sums, part);
+    to[part] = checksum_of(bytes, length);
+    checksum_update(whole, bytes, length);
+}
+
+uint64_t wbuf_sum_rest(const struct wbuf_sums *sums, uint32_t first, struct checksum *whole)
+{
+    for (uint32_t part = first; part < sums->parts; part++)
+        wbuf_sum_part(sums, part, sums->data + part_begin(sums, part), whole);
+    return checksum_finish(whole);
+}
+
 uint64_t wbuf_sum(const struct wbuf_sums *sums)
 {
     struct checksum *whole = checksum_new();
-    uint64_t *to = (uint64_t *)sums->part_sums, at = 0;
-    if (!whole)
-        return 0;
-    for (uint32_t part = 0; part < sums->parts; part++) {
-        bool shared = sums->has_shared && part + 1 == sums->parts;
-        uint64_t begin = shared ? sums->shared_offset : part * sums->part_bytes, bytes = shared ? sums->shared_bytes : sums->part_bytes;
-        to[part] = checksum_of(sums->data + begin, bytes);
-        checksum_update(whole, sums->data + at, begin + bytes - at);
-        at = begin + bytes;
-    }
-    checksum_update(whole, sums->data + at, sums->bytes - at);
-    uint64_t sum = checksum_finish(whole);
+    uint64_t sum = whole ? wbuf_sum_rest(sums, 0, whole) : 0;
     checksum_free(whole);
     return sum;
 }

@@ -311,6 +311,7 @@ static int add_local_duck(struct head *head, uint32_t index, const char *program
     const struct local_setup setup = {.program = program,
                                       .cores = cores,
                                       .shared = shared,
+                                      .member_cpu = shared ? local_member_cpu(cores, index) : -1,
                                       .prealloc = head->conf->local_prealloc,
                                       .weights_fd = weights_fd,
                                       .stage_fd = head->stage->fd};

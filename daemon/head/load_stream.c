@@ -312,13 +312,15 @@ static int read_piece(struct load_stream *stream, struct checkpoint *checkpoint,
     struct load_piece *piece = load_hash_piece(stream->hash);
     uint32_t most = load_slice_rows_at_once(matrix, STREAM_READ_BYTES);
     int r = 0;
-    for (uint32_t at = 0; r == 0 && at < rows; at += most)
-        r = checkpoint_read(checkpoint, matrix, first + at, rows - at < most ? rows - at : most, piece->data + (size_t)at * matrix->columns,
-                            err);
-    if (r == 0) {
-        atomic_fetch_add(&stream->read_bytes, (uint64_t)rows * matrix->columns);
-        r = find_nan(checkpoint, matrix, piece->data, first, rows, err);
+    for (uint32_t at = 0, count; r == 0 && at < rows; at += count) {
+        uint8_t *to = piece->data + (size_t)at * matrix->columns;
+        count = rows - at < most ? rows - at : most;
+        r = checkpoint_read(checkpoint, matrix, first + at, count, to, err);
+        if (r == 0) /* while they are in the processor's own cache */
+            r = find_nan(checkpoint, matrix, to, first + at, count, err);
     }
+    if (r == 0)
+        atomic_fetch_add(&stream->read_bytes, (uint64_t)rows * matrix->columns);
     if (r < 0) {
         load_hash_release(stream->hash, piece);
         return r;

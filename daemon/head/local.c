@@ -130,6 +130,18 @@ int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *re
     return 0;
 }
 
+int local_member_cpu(const char *list, uint32_t index)
+{
+    cpu_set_t cpus;
+    if (parse_cpu_list(list, &cpus, NULL) < 0)
+        return -1;
+    uint32_t nth = index % (uint32_t)CPU_COUNT(&cpus);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &cpus) && nth-- == 0)
+            return cpu;
+    return -1;
+}
+
 void local_spare_cpus(const char *list, uint32_t ducks, cpu_set_t *ret_spare)
 {
     cpu_set_t mine, wanted;
@@ -200,8 +212,8 @@ static int spawn(const char *program, char *const argv[], const int fds[FDS], pi
 
 /* The command line and descriptors of a child. */
 struct command {
-    const char *argv[2 * FDS + 9];
-    char numbers[FDS][16];
+    const char *argv[2 * FDS + 11];
+    char numbers[FDS][16], member_cpu[16];
     int fds[FDS]; /* owned; -1: none */
 };
 
@@ -237,6 +249,9 @@ static int command_make(const struct local_setup *setup, int link, struct comman
     if (setup->shared) {
         command->argv[count++] = "--members";
         command->argv[count++] = "1";
+        snprintf(command->member_cpu, sizeof command->member_cpu, "%d", setup->member_cpu);
+        command->argv[count++] = "--member-cpu";
+        command->argv[count++] = command->member_cpu;
     }
     return 0;
 }

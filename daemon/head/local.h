@@ -25,6 +25,10 @@ int local_check_cores(const char *list, struct err *err);
  * CPUs than ducks everyone gets all (*ret_shared), and nobody is pinned to a shared one. */
 int local_share_cores(const char *list, uint32_t index, uint32_t ducks, char *ret_list, size_t size, bool *ret_shared, struct err *err);
 
+/* The one CPU of a shared list (as local_share_cores gave it) on which duck `index` has its kernel thread: dealt out in turn. Threads that
+ * are free to move stay where they were woken while background work keeps the other CPUs from being idle, up to some ticks. */
+int local_member_cpu(const char *list, uint32_t index);
+
 /* The CPUs that this process may use and no local duck does: what its own threads and its clients have to themselves. */
 void local_spare_cpus(const char *list, uint32_t ducks, cpu_set_t *ret_spare);
 
@@ -36,6 +40,7 @@ struct local_setup {
     const char *program, *name;
     const char *cores; /* a list of CPUs */
     bool shared;       /* with other ducks: it has one kernel thread */
+    int member_cpu;    /* whose CPU this is; < 0 unless shared */
     bool prealloc;     /* it takes its buffer's memory at once */
     int weights_fd, stage_fd;
     int channel_fd; /* shared memory for steps (proto/wire/channel.h); -1: none */

@@ -117,6 +117,70 @@ static void test_same_as_kernels(void **state)
     assert_false(fills_active(f->fills));
 }
 
+#define PIECES_MAX 256
+struct pieces {
+    struct msg_prepare_data list[PIECES_MAX];
+    size_t count;
+};
+
+static void keep_piece(void *user, const struct msg_prepare_data *data, const float *scales, const uint8_t *codes)
+{
+    struct pieces *pieces = user;
+    size_t code_bytes = (size_t)data->rows * data->columns, scale_bytes = data->scale_count * sizeof *scales;
+    uint8_t *copy = malloc(code_bytes + scale_bytes);
+    assert_non_null(copy);
+    assert_true(pieces->count < PIECES_MAX);
+    memcpy(copy, scales, scale_bytes);
+    memcpy(copy + scale_bytes, codes, code_bytes);
+    pieces->list[pieces->count] = *data;
+    pieces->list[pieces->count].scales = copy;
+    pieces->list[pieces->count++].codes = copy + scale_bytes;
+}
+
+static int by_expert(const void *a, const void *b)
+{
+    const struct msg_prepare_data *x = a, *y = b;
+    return (x->expert > y->expert) - (x->expert < y->expert);
+}
+
+static int against_expert(const void *a, const void *b)
+{
+    return by_expert(b, a);
+}
+
+/* Expert by expert, as a load sends them, each goes through the draft and is summed as it is whole; backwards the sums come at the end.
+ * Pages, checksums of parts and of the whole are those of packing in place. */
+static void test_expert_by_expert(void **state)
+{
+    struct fixture *f = *state;
+    int (*const orders[])(const void *, const void *) = {by_expert, against_expert, by_expert};
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, i);
+        struct pieces pieces = {0};
+        struct msg_slot slot;
+        if (i == 2)
+            wbuf_keep_pages(f->wbuf); /* from here on in place */
+        model_pieces(&words, SEED, keep_piece, &pieces);
+        qsort(pieces.list, pieces.count, sizeof *pieces.list, orders[i]);
+        begin(f, i, &words);
+        for (size_t p = 0; p < pieces.count; p++)
+            assert_int_equal(data_now(f, i, &pieces.list[p], NULL), 0);
+        assert_int_equal(end_now(f, i, &slot, NULL), 1);
+        uint32_t at = wbuf_find(f->wbuf, words.model_key, i);
+        struct wbuf_sums sums = wbuf_sums(f->wbuf, at);
+        uint8_t *want = model_pack(&words, SEED);
+        assert_memory_equal(wbuf_data(f->wbuf, at), want, slot.bytes);
+        assert_int_equal(slot.checksum, checksum_of(want, slot.bytes));
+        assert_int_equal(sums.parts, 6);
+        for (uint32_t part = 0; part < 5; part++)
+            assert_int_equal(sums.part_sums[part], checksum_of(want + part * sums.part_bytes, sums.part_bytes));
+        assert_int_equal(sums.part_sums[5], checksum_of(want + sums.shared_offset, sums.shared_bytes));
+        for (size_t p = 0; p < pieces.count; p++)
+            free((void *)pieces.list[p].scales);
+        free(want);
+    }
+}
+
 /* Slices that begin and end at 8 mod 16, and a single unit of 8. */
 static void test_units_of_eight(void **state)
 {
@@ -353,6 +417,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_as_kernels, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_expert_by_expert, setup, teardown),
         cmocka_unit_test_setup_teardown(test_units_of_eight, setup, teardown),
         cmocka_unit_test_setup_teardown(test_missing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_double, setup, teardown),

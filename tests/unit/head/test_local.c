@@ -56,6 +56,16 @@ static void cpus_are_dealt_out(void **state)
     }
 }
 
+/* Ducks that share CPUs are spread over them, one thread each. */
+static void threads_are_dealt_out(void **state)
+{
+    (void)state;
+    static const int want[] = {2, 5, 6, 9, 2, 5};
+    for (uint32_t i = 0; i < ARRAY_LENGTH(want); i++)
+        assert_int_equal(local_member_cpu("2,5-6,9", i), want[i]);
+    assert_int_equal(local_member_cpu("7", 3), 7);
+}
+
 static void wrong_lists_are_refused(void **state)
 {
     (void)state;
@@ -124,6 +134,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cpus_are_dealt_out),
+        cmocka_unit_test(threads_are_dealt_out),
         cmocka_unit_test(wrong_lists_are_refused),
         cmocka_unit_test(buffer_has_its_size),
         cmocka_unit_test(end_of_child_is_told),
