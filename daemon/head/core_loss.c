@@ -108,7 +108,8 @@ int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SI
         return 0;
     }
     size_t length = strlen(name);
-    bool hex = length >= CORE_KEY_PREFIX_MIN && length <= 2 * DIGEST_SIZE && strspn(name, "0123456789abcdef") == length, found = false;
+    bool digits = length <= 2 * DIGEST_SIZE && strspn(name, "0123456789abcdef") == length;
+    bool hex = digits && length >= CORE_KEY_PREFIX_MIN, found = false;
     for (uint32_t i = 0; hex && i < core->duck_count; i++) {
         for (size_t s = 0; s < core->ducks[i].slot_count; s++) {
             const uint8_t *key = core->ducks[i].slots[s].model_key;
@@ -122,7 +123,11 @@ int core_key_find(struct core *core, const char *name, uint8_t ret_key[DIGEST_SI
     }
     if (found)
         return 0;
-    err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded, and no slot's model key begins so", name);
+    if (digits && !hex)
+        err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded; if it is a key, give %d or more digits of it", name,
+                CORE_KEY_PREFIX_MIN);
+    else
+        err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded, and no slot's model key begins so", name);
     err_value_str(err, "model", name);
     return -ENOENT;
 }

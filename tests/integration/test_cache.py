@@ -332,7 +332,8 @@ def test_side_by_side_capacity_and_keys(make_daemon, checkpoint, reference, tmp_
                    words=["needs", "free of", "invalidate-cache --model could drop", "m (", first["model_key"][:12], "not in use"])
     assert daemon.ok("model", "list")["models"][0]["state"] == "ready"
     before = bits(daemon, reference, tmp_path)
-    daemon.refused("invalidate-cache", "--model", "0123456789ab", name="NO_SUCH", words=["0123456789ab"])
+    daemon.refused("invalidate-cache", "--model", "0123456789ab", name="NO_SUCH", words=["0123456789ab", "begins so"])
+    daemon.refused("invalidate-cache", "--model", "e25b", name="NO_SUCH", words=["e25b", "give 6 or more digits"])
     assert daemon.ok("invalidate-cache", "--model", first["model_key"][:12])["freed_bytes"] > 0
     assert first["model_key"] not in {s["model_key"] for s in daemon.ok("cache", "list")["slots"]}
     assert bits(daemon, reference, tmp_path) == before
