@@ -15,9 +15,12 @@ struct planning {
     bool mtp;
     uint32_t ducks; /* planned for: those asked for, else the fleet's; 0: none */
     uint32_t fleet; /* ducks that can take a rank today */
+    struct plan_request load; /* what a load of the same would ask for; ducks 0: the plan is not about the fleet's memory, or has been
+                               * made for it */
     struct arch *arch;
     struct plan *plan;
     struct err err;
+    struct err misfit; /* why the fleet does not take it; code 0: it does */
 };
 
 static json_t *legal_json(const struct plan *plan, uint32_t fleet)
@@ -51,14 +54,14 @@ static json_t *ranks_json(const struct plan *plan)
 }
 
 /* Why the checkpoint cannot be loaded as planned, or NULL. */
-static const char *obstacle(const struct arch *arch, const struct plan *plan, uint32_t fleet)
+static const char *obstacle(const struct arch *arch, const struct plan *plan, uint32_t fleet, const struct err *misfit)
 {
     if (!arch->quantized)
         return "config.json has no quantization_config: this is the plan of its 128x128-block FP8 conversion; the checkpoint as it is "
                "cannot be loaded";
     if (plan->tp > fleet)
         return "today's fleet has fewer ducks than the plan has ranks";
-    return NULL;
+    return misfit->code ? misfit->message : NULL;
 }
 
 static void predicted_json(const struct plan *plan, json_t *json)
@@ -84,8 +87,8 @@ static void predicted_json(const struct plan *plan, json_t *json)
     json_object_set_new(json, "prediction_assumes", json_string(assumes));
 }
 
-/* `ducks` are those planned for, `fleet` those that are there. */
-static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t ducks, uint32_t fleet)
+/* `ducks` are those planned for, `fleet` those that are there; misfit as in struct planning. */
+static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint32_t ducks, uint32_t fleet, const struct err *misfit)
 {
     char strategy[PLAN_STRATEGY_TEXT];
     json_t *json = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o}", "family", arch_family_name(arch), "tp", (json_int_t)plan->tp, "multiple_of",
@@ -102,7 +105,7 @@ static json_t *plan_json(const struct arch *arch, const struct plan *plan, uint3
     json_object_set_new(json, "head_link_bytes_per_token", json_integer((json_int_t)plan->head_link_bytes));
     json_object_set_new(json, "explanation", json_string(plan->explanation));
     predicted_json(plan, json);
-    const char *note = obstacle(arch, plan, fleet);
+    const char *note = obstacle(arch, plan, fleet, misfit);
     json_object_set_new(json, "loadable", json_boolean(!note));
     if (note)
         json_object_set_new(json, "note", json_string(note));
@@ -117,7 +120,10 @@ static void planning_run(void *user)
     if (r == 0 && planning->mtp)
         r = arch_add_mtp(planning->arch, planning->path, &planning->err);
     if (r == 0)
-        plan_make(planning->arch, &planning->request, &planning->plan, &planning->err);
+        r = plan_make(planning->arch, &planning->request, &planning->plan, &planning->err);
+    _cleanup_(plan_freep) struct plan *loaded = NULL;
+    if (r == 0 && planning->load.ducks)
+        plan_make(planning->arch, &planning->load, &loaded, &planning->misfit);
 }
 
 static void planning_done(void *user)
@@ -125,8 +131,8 @@ static void planning_done(void *user)
     struct planning *planning = user;
     struct control *control = planning->head->control;
     if (planning->plan)
-        control_reply(control, planning->client, planning->id, plan_json(planning->arch, planning->plan, planning->ducks, planning->fleet),
-                      -1);
+        control_reply(control, planning->client, planning->id,
+                      plan_json(planning->arch, planning->plan, planning->ducks, planning->fleet, &planning->misfit), -1);
     else
         control_reply_error(control, planning->client, planning->id, &planning->err);
     arch_free(planning->arch);
@@ -174,10 +180,14 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
         return r;
     uint64_t memory;
     uint32_t fleet = fleet_of(call->head->core, &memory), ducks = request.ducks ? request.ducks : fleet;
+    struct plan_request load = request;
+    load.ducks = request.ducks || request.memory_bytes ? 0 : fleet;
+    load.memory_bytes = memory;
     /* A tp that is asked for may go beyond today's fleet: plan is how one finds out what to buy. The answer says so. */
     if (!request.tp && !plan_strategy_ranks(request.strategy) && !request.ducks) {
         request.ducks = fleet;
         request.memory_bytes = request.memory_bytes ? request.memory_bytes : memory;
+        load.ducks = 0;
     }
     struct planning *planning = calloc(1, sizeof *planning);
     if (!planning)
@@ -186,6 +196,7 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
                                   .client = call->client,
                                   .id = json_incref((json_t *)call->id),
                                   .request = request,
+                                  .load = load,
                                   .mtp = rpc_param_bool(call->params, "mtp", false),
                                   .ducks = ducks,
                                   .fleet = fleet};

@@ -92,6 +92,20 @@ def test_plan_beyond_the_fleet(daemon):
     assert "unknown number" not in plan["explanation"] and "a duck for each rank" in plan["explanation"]
 
 
+def test_plan_beyond_the_fleets_memory(make_daemon, config):
+    """What a load refuses for want of memory is not called loadable, and the reason is the load's."""
+    daemon = make_daemon(ducks=4, memory="64M")
+    folder = config("qwen3-30b-a3b-fp8")
+    for options in (("--strategy", "tp2xep2"), ("--tp", 4), ("--tp", 4, "--multiple-of", 64)):
+        plan = daemon.ok("plan", folder, *options)
+        assert plan["tp"] == 4 and plan["loadable"] is False, plan
+        assert "the smallest duck has 63.0 MiB" in plan["note"] and "rank 0 needs" in plan["note"], plan["note"]
+        assert "note" not in daemon.ok("plan", MODEL, *options[:2]), "this one fits"
+    big = daemon.ok("plan", folder, "--tp", 4, "--memory", "32G")
+    assert big["loadable"] is True, "as if the ducks were such"
+    daemon.refused("plan", folder, "--tp", 4, "--memory", "64M", name="NO_MEMORY", words=["64.0 MiB"])
+
+
 def test_a_file_in_place_of_a_directory(daemon, config):
     """A plan needs the file alone; a load says what it wants."""
     folder = config("qwen3-30b-a3b-fp8")
