@@ -93,6 +93,13 @@ struct core_placement {
     uint32_t *duck_of_rank; /* owned, [plan->tp] */
 };
 
+/* What a load asks for. */
+struct core_want {
+    uint32_t tp, multiple_of; /* 0: the planner chooses */
+    struct plan_strategy strategy;
+    bool mtp; /* layers for multi-token prediction too */
+};
+
 enum core_model_state {
     CORE_MODEL_LOADING, /* its first load runs */
     CORE_MODEL_READY,
@@ -122,10 +129,7 @@ struct core_model {
     uint8_t left_key[DIGEST_SIZE];
     struct err error; /* why it is not ready; code 0: nothing */
     char unloaded[CORE_WHY_MAX]; /* "its cache was invalidated by uid 0 at ...": it does not come back by itself; "": it does */
-    /* what was asked for, for reloads */
-    uint32_t want_tp, want_multiple_of;
-    struct plan_strategy want_strategy;
-    bool want_mtp; /* its layers for multi-token prediction too */
+    struct core_want want; /* what was asked for, for reloads */
     /* While a READY model is loaded again by another plan: the old one, on which its sessions go on and to which it returns if the
      * load fails. plan NULL: none. */
     struct core_placement old;
@@ -171,6 +175,8 @@ struct core_job {
     bool memory;    /* its weights come from a client's memory: of the layers that are there it prepares what is missing */
     bool force;
     bool whole; /* a glance at its checkpoint was not enough */
+    bool wanted; /* of a load: its model was loaded, or on its way back, and `before` is what it goes on with when this fails */
+    struct core_want before;
     enum core_job_state state;
     enum core_job_phase phase;
     uint64_t waits_for;           /* while QUEUED: another job that prepares the same slots under another name; 0: none */
@@ -412,6 +418,8 @@ void core_duck_pong(struct core *core, uint64_t now, uint32_t duck, uint64_t rtt
 int core_load(struct core *core, uint64_t now, const struct core_load_request *request, uint64_t *ret_job, struct err *err);
 /* A model that was registered before fp9d started: loads when ducks are there, unless it was unloaded. After core_start. */
 int core_restore(struct core *core, uint64_t now, const struct core_load_request *request, struct err *err);
+/* Whether the checkpoint is to be opened with its layers for multi-token prediction. */
+bool core_job_mtp(const struct core_job *job, const struct core_model *model);
 int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t layer, uint64_t *ret_job, struct err *err);
 /* The same with weights from a client's memory. A model that is not there yet is made of request->path and the rest of it, of one that is
  * path may be NULL and nothing else may be asked for. request->name is never NULL. The job waits for its weights in load_memory. */
@@ -447,6 +455,8 @@ void core_errand_end(struct core *core, uint64_t now, uint64_t job, const struct
 /* An errand of the steps that the session will run: done with so many tokens, ends with the session, which ends with it. */
 int core_batch_begin(struct core *core, uint64_t now, uint64_t session, bool prefill, uint32_t layer, uint64_t tokens, uint64_t *ret_job,
                      struct err *err);
+/* A step of the session was refused or has failed: why its batch, if it has one, fails when its client leaves without another step. */
+void core_batch_trouble(struct core *core, const struct core_session *session, const struct err *err);
 /* Before core_start, in any order: a job of an earlier life; `was` is copied, its result taken. One that was not over failed with that
  * life. */
 bool core_job_was(struct core *core, uint64_t now, const struct core_job *was, const char *kind);

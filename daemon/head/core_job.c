@@ -174,6 +174,7 @@ int core_job_cancel(struct core *core, uint64_t now, uint64_t id, const char *wh
         return 0;
     }
     struct core_model *model = &core->models[job->model];
+    core_load_unwant(model, job);
     if (job->phase == CORE_PHASE_PREPARE) {
         char time[CORE_TIME_MAX];
         core_lost(core, job->begun_key, CORE_NONE, CORE_NONE, "unfinished: job %" PRIu64 " was cancelled at %s", id,

@@ -93,10 +93,24 @@ static int model_for(struct core *core, const struct core_load_request *request,
 
 static void want(struct core_model *model, const struct core_load_request *request)
 {
-    model->want_tp = request->tp;
-    model->want_multiple_of = request->multiple_of;
-    model->want_strategy = request->strategy;
-    model->want_mtp = request->mtp;
+    model->want = (struct core_want){
+        .tp = request->tp, .multiple_of = request->multiple_of, .strategy = request->strategy, .mtp = request->mtp};
+}
+
+void core_load_unwant(struct core_model *model, const struct core_job *job)
+{
+    if (job->wanted)
+        model->want = job->before;
+}
+
+bool core_job_again(const struct core_job *job, const struct core_model *model)
+{
+    return strcmp(job->kind, "load") != 0 && model->plan;
+}
+
+bool core_job_mtp(const struct core_job *job, const struct core_model *model)
+{
+    return core_job_again(job, model) ? model->arch->mtp : model->want.mtp;
 }
 
 /* registered: it comes from the database, and so its first job waits for what may hold its slots. */
@@ -108,8 +122,8 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
     if (r < 0)
         return r;
     if (model->job) {
-        if (model->want_tp == request->tp && model->want_multiple_of == request->multiple_of && model->want_mtp == request->mtp &&
-            plan_strategy_same(model->want_strategy, request->strategy) && !request->force) {
+        if (model->want.tp == request->tp && model->want.multiple_of == request->multiple_of && model->want.mtp == request->mtp &&
+            plan_strategy_same(model->want.strategy, request->strategy) && !request->force) {
             *ret_job = model->job; /* the same is under way: join it */
             return 0;
         }
@@ -124,6 +138,8 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
         return r;
     }
     job->force = request->force;
+    job->wanted = model->plan || model->registered;
+    job->before = model->want;
     want(model, request);
     if (model->state != CORE_MODEL_READY) {
         model->state = CORE_MODEL_LOADING;
@@ -224,9 +240,9 @@ int core_prepare_memory(struct core *core, uint64_t now, const struct core_load_
         return r;
     }
     if (!model->plan) {
-        model->want_tp = request->tp;
-        model->want_multiple_of = request->multiple_of;
-        model->want_strategy = request->strategy;
+        model->want.tp = request->tp;
+        model->want.multiple_of = request->multiple_of;
+        model->want.strategy = request->strategy;
     }
     job->layer = layer;
     job->memory = true;
@@ -238,6 +254,7 @@ int core_prepare_memory(struct core *core, uint64_t now, const struct core_load_
 void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err)
 {
     struct core_model *model = &core->models[job->model];
+    core_load_unwant(model, job);
     if (model->state != CORE_MODEL_READY && !core_model_return(core, model)) {
         /* Lost ducks come back; anything else needs a person. */
         bool comes_back = (err->name == ERR_DUCK_LOST && model->plan) || (err->name == ERR_NOT_READY && model->registered);

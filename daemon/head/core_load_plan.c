@@ -217,11 +217,11 @@ static int make_plan(const struct core *core, const struct core_model *model, co
                      struct plan **ret_plan, struct err *err)
 {
     /* What is there already keeps its shape; only a load may change it. */
-    bool again = strcmp(job->kind, "load") != 0 && model->plan;
+    bool again = core_job_again(job, model);
     struct plan_request request = {
-        .tp = again ? model->plan->tp : model->want_tp,
-        .multiple_of = again ? model->plan->multiple_of : model->want_multiple_of,
-        .strategy = again ? model->plan->strategy : model->want_strategy,
+        .tp = again ? model->plan->tp : model->want.tp,
+        .multiple_of = again ? model->plan->multiple_of : model->want.multiple_of,
+        .strategy = again ? model->plan->strategy : model->want.strategy,
     };
     uint32_t ranks = plan_strategy_ranks(request.strategy) ? plan_strategy_ranks(request.strategy) : request.tp;
     for (uint32_t i = 0; i < core->duck_count; i++) {
@@ -400,6 +400,7 @@ int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, c
         next.old = before;
     else
         core_placement_free(&before);
+    job->wanted &= keep || same_key; /* there is nothing else to go back to */
     *model = next;
     plan = NULL;
     duck_of_rank = NULL;

@@ -63,7 +63,6 @@ void core_errand_cancel(struct core *core, uint64_t now, struct core_job *job, c
 /* Of a session's batch so many tokens are through; a step failed or was refused, which is why, if its client gives up now; its session
  * ends, by err or because its client closes it (NULL). */
 void core_batch_progress(struct core *core, uint64_t now, const struct core_session *session, uint32_t tokens);
-void core_batch_trouble(struct core *core, const struct core_session *session, const struct err *err);
 void core_batch_over(struct core *core, uint64_t now, const struct core_session *session, const struct err *err);
 /* The session stays until its client closes it; err is the answer to whatever that tries next. */
 void core_session_end(struct core *core, uint64_t now, struct core_session *session, const struct err *err);
@@ -90,6 +89,10 @@ enum {
 };
 int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err);
 /* The job ends, and the model is what that makes of it. */
+/* A load that did not come to its end: its model wants again what it wanted before. */
+void core_load_unwant(struct core_model *model, const struct core_job *job);
+/* A job that fills the shape that is there; only a load may change it. */
+bool core_job_again(const struct core_job *job, const struct core_model *model);
 void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err);
 void core_model_free_placements(struct core_model *model);
 /* Ends the sessions of a model that are not of its present key. */

@@ -313,7 +313,7 @@ void load_open(struct head *head, uint64_t job)
     load->checkpoint = NULL;
     load->opening = true;
     load->force = known->force;
-    load->mtp = head->core->models[known->model].want_mtp;
+    load->mtp = core_job_mtp(known, &head->core->models[known->model]);
     load->whole = known->whole || known->force || load->memory_fd >= 0;
     load->layer = known->layer;
     memcpy(load->path, head->core->models[known->model].path, sizeof load->path);

@@ -17,8 +17,8 @@ static json_t *model_json(const struct core *core, const struct core_model *mode
     json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "name", model->name, "path", model->path, "family",
                              model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key",
                              key, "cache", model->cache);
-    json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : model->want_tp));
-    json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : model->want_multiple_of));
+    json_object_set_new(json, "tp", json_integer(model->plan ? model->plan->tp : model->want.tp));
+    json_object_set_new(json, "multiple_of", json_integer(model->plan ? model->plan->multiple_of : model->want.multiple_of));
     json_object_set_new(json, "strategy", json_string(strategy));
     json_object_set_new(json, "layers", json_integer(model->arch ? model->arch->layers : 0));
     json_object_set_new(json, "hidden_size", json_integer(model->arch ? model->arch->hidden : 0));

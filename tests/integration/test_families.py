@@ -247,6 +247,11 @@ def test_mtp(build, make_daemon, tmp_path, family):
     exact = weights.layer(family, 2, x, ids, routing, 1, 4, layers=2)
     compare(daemon, "m", 2, tmp_path / "in", tmp_path, exact, family, ("decode", "prefill"))
     assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
+    # A load that is refused changes nothing of that.
+    daemon.refused("load", path, "--name", "m", "--strategy", "tp2xep4", name="BAD_SHAPE", words=["8 ducks"])
+    daemon.ok("prepare", "m")
+    kept = daemon.ok("model", "show", "m")
+    assert (kept["layers"], kept["model_key"], kept["state"]) == (3, shown["model_key"], "ready"), kept
     # A registered model comes back with them.
     daemon.stop()
     daemon.start()

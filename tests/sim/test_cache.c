@@ -28,6 +28,42 @@ static void reason_is(struct sim *sim, const char *cache, const char *words)
     assert_int_equal(found->state, CORE_MODEL_READY);
 }
 
+/* A load that is refused, called off or broken leaves what its model wants as it was. */
+static void test_failed_load_changes_no_wants(void **state)
+{
+    (void)state;
+    static const struct plan_strategy grid = {.width = 2, .groups = 4};
+    for (int how = 0; how < 3; how++) {
+        struct sim sim;
+        sim_start(&sim, 4, CAPACITY);
+        sim_load(&sim, "tiny", 3, 64);
+        const struct core_want before = model(&sim, "tiny")->want;
+        assert_int_equal(before.tp, 3);
+        sim.hold_streams = true;
+        struct core_load_request request = {
+            .path = model(&sim, "tiny")->path, .name = "tiny", .multiple_of = 16, .tp = how ? 4 : 0, .mtp = true};
+        if (how == 0)
+            request.strategy = grid; /* of 8 ranks */
+        uint64_t id;
+        assert_int_equal(core_load(sim.core, sim.now, &request, &id, NULL), 0);
+        assert_true(model(&sim, "tiny")->want.mtp);
+        sim_run(&sim, 10 * SIM_LATENCY);
+        assert_int_equal(core_job_over(core_job_find(sim.core, id)), how == 0);
+        if (how == 1)
+            assert_int_equal(core_job_cancel(sim.core, sim.now, id, NULL, NULL), 0);
+        else if (how == 2)
+            sim_kill(&sim, model(&sim, "tiny")->duck_of_rank[3], "gone");
+        sim_run(&sim, 10 * SIM_LATENCY);
+        const struct core_want *after = &model(&sim, "tiny")->want;
+        assert_int_equal(after->tp, before.tp);
+        assert_int_equal(after->multiple_of, before.multiple_of);
+        assert_true(plan_strategy_same(after->strategy, before.strategy));
+        assert_false(after->mtp);
+        assert_int_equal(model(&sim, "tiny")->plan->tp, 3);
+        sim_stop(&sim);
+    }
+}
+
 /* Files that only look new are digested once; nothing is sent, the key stays. */
 static void test_touched(void **state)
 {
@@ -447,6 +483,7 @@ static void test_drop_by_key(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_failed_load_changes_no_wants),
         cmocka_unit_test(test_touched),          cmocka_unit_test(test_changed_layer),   cmocka_unit_test(test_other_names_keep_theirs),
         cmocka_unit_test(test_force_replaces),   cmocka_unit_test(test_cut_and_resumed), cmocka_unit_test(test_reboot_and_replacement),
         cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),  cmocka_unit_test(test_absent_duck),
