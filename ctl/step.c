@@ -163,6 +163,33 @@ static void report(const struct ctl *ctl, bool prefill, uint64_t tokens, double 
     json_decref(result);
 }
 
+/* Before there is a session: a file that does not fit should not leave a job behind. 0: not known, or it cannot be asked. */
+static uint32_t hidden_size_of(const struct ctl *ctl, const char *model)
+{
+    char *text = NULL;
+    if (fp9_call(ctl->conn, "model.list", NULL, &text, NULL) < 0)
+        return 0;
+    json_t *result = json_loads(text, 0, NULL), *entry;
+    uint32_t hidden = 0;
+    size_t i;
+    free(text);
+    json_array_foreach(json_object_get(result, "models"), i, entry) {
+        const char *name = json_string_value(json_object_get(entry, "name"));
+        if (name && strcmp(name, model) == 0)
+            hidden = (uint32_t)json_integer_value(json_object_get(entry, "hidden_size"));
+    }
+    json_decref(result);
+    return hidden;
+}
+
+static enum ctl_exit check_hidden(const struct ctl *ctl, const struct parse_args *args, const struct input *input, uint32_t hidden)
+{
+    if (!hidden || input->hidden == hidden)
+        return CTL_DONE;
+    return ctl_fail_with(ctl, "BAD_SHAPE", "%s: input has shape [%llu, %llu], the hidden size of %s is %u", parse_option(args, "--input"),
+                         (unsigned long long)input->tokens, (unsigned long long)input->hidden, args->args[0], hidden);
+}
+
 static enum ctl_exit run_session(struct ctl *ctl, const struct parse_args *args, bool prefill, const struct input *input, uint8_t **y,
                                  struct stats_steps *steps)
 {
@@ -179,6 +206,8 @@ static enum ctl_exit run_session(struct ctl *ctl, const struct parse_args *args,
         .job_tokens = input->tokens,
     };
     enum ctl_exit r = ctl_connect(ctl);
+    if (r == CTL_DONE)
+        r = check_hidden(ctl, args, input, hidden_size_of(ctl, args->args[0]));
     if (r)
         return r;
     struct progress progress;
@@ -189,13 +218,10 @@ static enum ctl_exit run_session(struct ctl *ctl, const struct parse_args *args,
         return ctl_fail(ctl, &error);
     }
     steps->job = fp9_session_job(session);
-    if (input->hidden != fp9_session_hidden_size(session))
-        r = ctl_fail_with(ctl, "BAD_SHAPE", "%s: input has shape [%llu, %llu], the hidden size of %s is %u", parse_option(args, "--input"),
-                          (unsigned long long)input->tokens, (unsigned long long)input->hidden, args->args[0],
-                          fp9_session_hidden_size(session));
-    else if (!(*y = calloc(input->tokens + 1, input->hidden * 4)))
+    r = check_hidden(ctl, args, input, fp9_session_hidden_size(session));
+    if (r == CTL_DONE && !(*y = calloc(input->tokens + 1, input->hidden * 4)))
         r = ctl_no_memory(ctl);
-    else
+    if (r == CTL_DONE)
         r = run_steps(ctl, session, prefill, (uint32_t)parse_option_int(args, "--layer", 0), chunk, input, *y, steps);
     progress_stop(&progress, ctl->conn);
     if (fp9_session_close(session, &error) < 0 && r == CTL_DONE)

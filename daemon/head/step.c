@@ -190,7 +190,7 @@ static int take_y(const struct session *session, struct session_lane *lane, cons
     return r;
 }
 
-int step_take(struct head *head, struct session *session, const struct step_call *call, uint32_t *ret_lane, struct err *err)
+static int take(struct head *head, struct session *session, const struct step_call *call, uint32_t *ret_lane, struct err *err)
 {
     struct core *core = head->core;
     int r = core_step_check(core, session->id, call->layer, call->tokens, err);
@@ -219,6 +219,15 @@ int step_take(struct head *head, struct session *session, const struct step_call
     deadline_set(head, session->id, index, call->deadline_ms);
     *ret_lane = index;
     return 0;
+}
+
+int step_take(struct head *head, struct session *session, const struct step_call *call, uint32_t *ret_lane, struct err *err)
+{
+    int r = take(head, session, call, ret_lane, err);
+    const struct core_session *core_session = r < 0 ? core_session_find(head->core, session->id) : NULL;
+    if (core_session)
+        core_batch_trouble(head->core, core_session, err); /* if its client leaves now, this is why */
+    return r;
 }
 
 void step_cancel(struct head *head, const struct session *session, uint32_t lane)

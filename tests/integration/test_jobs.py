@@ -180,6 +180,24 @@ def test_a_batch_that_fails(served, source, tmp_path):
     assert error["name"] == "DUCK_LOST" and error["duck"] == name and error["layer"] == LAYER and error["phase"] == "decode"
 
 
+def test_a_batch_that_is_refused(served, tmp_path):
+    """Its job has failed, and says with what; a file that fits no step of the model leaves no job."""
+    x, ids, weights = np.zeros((5, HIDDEN), np.uint16), np.zeros((5, 2), np.int32), np.ones((5, 2), np.float32)
+    ids[0, 1] = 13
+    path = str(tmp_path / "in")
+    for kind in ("decode", "prefill"):
+        safetensors.write(path, {"input": safetensors.Tensor("BF16", x), "topk_ids": safetensors.Tensor("I32", ids),
+                                 "topk_weights": safetensors.Tensor("F32", weights)})
+        command = (kind, "shakespeare", "--layer", LAYER, "--input", path, "--output", tmp_path / "out")
+        served.refused(*command, name="BAD_EXPERT", words=["token 0, slot 1 holds 13"])
+        jobs = served.ok("job", "list")["jobs"]
+        assert (jobs[-1]["kind"], jobs[-1]["state"], jobs[-1]["error"]["name"]) == (kind, "failed", "BAD_EXPERT"), jobs[-1]
+        assert "token 0, slot 1 holds 13" in jobs[-1]["error"]["message"] and jobs[-1]["done_tokens"] == 0, jobs[-1]
+        safetensors.write(path, {"input": safetensors.Tensor("BF16", x[:, :64])})
+        served.refused(*command, name="BAD_SHAPE", words=["[5, 64]", str(HIDDEN)])
+        assert served.ok("job", "list")["jobs"] == jobs
+
+
 def test_progress_of_a_batch(served):
     with Rpc(served.socket, 60 * SLOW) as rpc, Rpc(served.socket, 60 * SLOW) as other:
         x = np.zeros((512, HIDDEN), np.uint16)
