@@ -14,14 +14,6 @@ struct digest; /* a running SHA-256; one thread at a time */
 struct digest *digest_new(void); /* NULL when out of memory */
 void digest_free(struct digest *digest);
 void digest_update(struct digest *digest, const void *data, size_t length);
-/* digest_update of two digests, a tenth to a half faster than one after the other where the processor has SHA instructions: each round of
- * one waits for the round before, and the other's are done meanwhile. */
-struct digest_part {
-    struct digest *digest;
-    const void *data;
-    size_t length;
-};
-void digest_update_two(const struct digest_part parts[2]);
 void digest_update_u64(struct digest *digest, uint64_t value); /* as 8 little-endian bytes */
 void digest_update_string(struct digest *digest, const char *text); /* with its NUL, so that fields cannot run together */
 /* Gives the digest and starts anew. */

@@ -4,9 +4,8 @@
  *
  * Reads, digests and converts layer 0 to n-1 of a checkpoint (LOADPARTS_BYTES at most, so that a run is short) and prints one line of JSON,
  * bytes of the checkpoint a second: `read` of files in the page cache by one thread in large sequential reads (a pass before it brings
- * them there); `digest` by one thread, a tensor at a time (as fast as OpenSSL's), `digest_two` by one thread, two tensors at once as a load
- * does it, and `digest_all` by all threads; `convert` by all threads, as the ducks of tp ranks do it, into memory that is there already;
- * and `memory`: how fast all threads get fresh memory for the converted weights from the system. */
+ * them there), `digest` by one thread and `digest_all` by all, `convert_one` and `convert` likewise, as the ducks of tp ranks do it, into
+ * memory that is there already, and `memory`: how fast all threads get fresh memory for the converted weights from the system. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -144,27 +143,6 @@ static void *digest_some(void *user)
     return NULL;
 }
 
-/* Two at once, as a load does it. */
-static void *digest_twos(void *user)
-{
-    struct parts *parts = user;
-    struct digest *digests[2] = {digest_new(), digest_new()};
-    uint8_t out[DIGEST_SIZE];
-    for (size_t i; digests[0] && digests[1] && (i = atomic_fetch_add(&parts->next, 2)) + 1 < parts->count;) {
-        struct digest_part two[2];
-        for (size_t k = 0; k < 2; k++)
-            two[k] = (struct digest_part){.digest = digests[k], .data = parts->items[i + k].codes, .length = parts->items[i + k].bytes};
-        digest_update_two(two);
-        digest_finish(digests[0], out);
-        digest_finish(digests[1], out);
-    }
-    if (!digests[0] || !digests[1])
-        atomic_store(&parts->failed, -ENOMEM);
-    digest_free(digests[0]);
-    digest_free(digests[1]);
-    return NULL;
-}
-
 static int pack_slice(const struct parts *parts, const struct part *part, const struct layout_mlp *layout, uint8_t *to, uint8_t *cut,
                       float *scales)
 {
@@ -274,7 +252,6 @@ static int run(const char *dir, uint64_t tp, uint64_t multiple_of, struct err *e
         int threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
         threads = threads > THREADS_MAX ? THREADS_MAX : threads;
         double digest_one = by_threads(&parts, digest_some, 1), digest_all = by_threads(&parts, digest_some, threads);
-        double digest_two = by_threads(&parts, digest_twos, 1);
         double memory = by_threads(&parts, take_memory, threads);
         for (int i = 0; i < MEMORY_PARTS; i++)
             close(parts.fds[i]);
@@ -283,10 +260,9 @@ static int run(const char *dir, uint64_t tp, uint64_t multiple_of, struct err *e
         if (r < 0)
             err_set(err, r, ERR_INTERNAL, "%s: a part failed", dir);
         else
-            printf("{\"bytes\": %" PRIu64
-                   ", \"threads\": %d, \"read\": %.0f, \"digest\": %.0f, \"digest_two\": %.0f, \"digest_all\": %.0f, "
+            printf("{\"bytes\": %" PRIu64 ", \"threads\": %d, \"read\": %.0f, \"digest\": %.0f, \"digest_all\": %.0f, "
                    "\"convert_one\": %.0f, \"convert\": %.0f, \"memory\": %.0f}\n",
-                   parts.bytes, threads, read_rate, digest_one, digest_two, digest_all, convert_one, convert_all, memory);
+                   parts.bytes, threads, read_rate, digest_one, digest_all, convert_one, convert_all, memory);
     }
     free(parts.items);
     free(parts.memory);

@@ -67,7 +67,7 @@ def cold(build, path, daemon, tp):
     parts = json.loads(subprocess.run([program(build, "fp9-loadparts"), path, str(tp), "64"], check=True, stdout=subprocess.PIPE,
                                       stdin=subprocess.DEVNULL).stdout)
     size = size_of(path)
-    for name in ("read", "digest", "digest_two", "digest_all", "convert_one", "convert", "memory"):
+    for name in ("read", "digest", "digest_all", "convert_one", "convert", "memory"):
         print(f"  {name:14} alone {parts[name] / 1e9:6.2f} GB/s")
     pids = [pid for pid, _ in daemon.group_members(daemon.process.pid)]
     # The second time the system has the memory at hand that the first one had to get; both read, digest, send and convert everything.
