@@ -20,8 +20,10 @@
 /* Left out only in the mutated build that proves that the stress test would notice. */
 #ifdef CHANNEL_WITHOUT_RECHECK
 #define RECHECK false
+#define RESCUE_NS 0
 #else
 #define RECHECK true
+#define RESCUE_NS CLOCK_NS_PER_S /* somebody else has written over the mode: the other side saw nobody to be woken */
 #endif
 
 struct words_of_ring {
@@ -291,6 +293,7 @@ void channel_sleep(struct channel *channel, bool (*ready)(void *user), void *use
     bool there = channel_set_mode(channel, CHANNEL_ASLEEP) || (RECHECK && ready(user));
     /* A waker changes the mode before it wakes: then the wait returns at once. */
     while (!there && atomic_load_explicit(mode, memory_order_seq_cst) == CHANNEL_ASLEEP)
-        (void)futex_wait_shared(mode, CHANNEL_ASLEEP, 0);
+        if (futex_wait_shared(mode, CHANNEL_ASLEEP, RESCUE_NS))
+            there = channel_pending(channel) || ready(user);
     atomic_store_explicit(mode, CHANNEL_AWAKE, memory_order_relaxed);
 }

@@ -33,7 +33,9 @@
  * Memory order. A stamp is stored sequentially consistent after the frame's bytes and the next stamp's zero, and loaded with acquire by
  * the reader: who sees it sees both. `read` is stored with release after the frame was used, and loaded with acquire by the writer before
  * it writes there again. Sleeping is Dekker's: a reader stores its mode, then looks at the stamp once more; a writer stores the stamp, then
- * looks at the mode; all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper.
+ * looks at the mode; all four are sequentially consistent, so one of them sees the other and no frame lies unseen before a sleeper. That
+ * holds while only the two sides write here. A duck's reader looks once a second all the same, so that a mode which somebody else has
+ * written over costs a step that second and no more. There is no checksum: payload that somebody else writes over is taken as it is then.
  *
  * Threads: on each side one reader and one writer at a time, by a lock of the caller's if they are several threads; channel_pending and
  * channel_wake by any.

@@ -141,6 +141,25 @@ def test_a_spoiled_channel_ends_the_link(make_daemon, reference, spoil):
                 time.sleep(0.05)
 
 
+@pytest.mark.parametrize("mode", [0, 2, 77])
+def test_a_spoiled_mode_costs_a_second(make_daemon, reference, mode):
+    """The duck's reader sleeps and its word does not say so any more: nobody wakes it, so it looks by itself."""
+    daemon = make_daemon(ducks=2)
+    load(daemon)
+    x, ids, weights = reference.inputs(LAYER, 1)
+    with Rpc(daemon.socket, 30 * SLOW) as rpc:
+        session = Session(rpc, "shakespeare", 1)
+        expected = session.run("decode", LAYER, x, ids, weights)
+        memory = channel_of(daemon.duck_pids()[0])
+        asleep = struct.pack("<I", 1)
+        daemon.wait_for("the duck to sleep", lambda: memory[TO_DUCK_MODE:TO_DUCK_MODE + 4] == asleep)
+        memory[TO_DUCK_MODE:TO_DUCK_MODE + 4] = struct.pack("<I", mode)
+        for _ in range(3):
+            assert session.run("decode", LAYER, x, ids, weights) == expected
+        memory.close()
+    assert len(daemon.duck_pids()) == 2
+
+
 def test_a_duck_refuses_a_spoiled_channel(make_daemon, reference):
     """What the head writes is checked likewise: the duck says why and is started again."""
     if platform.machine() != "x86_64":
