@@ -50,6 +50,7 @@ struct core_duck {
     bool spare;
     enum core_duck_state state;
     bool ever_up;
+    bool fresh;                       /* its weight buffer was made by this fp9d: that of before, if any, ended with that fp9d */
     struct msg_hello_duck hello;      /* valid once ever_up */
     bool mirrored;                    /* slots were known before it came up: from an earlier life, or from the database */
     uint32_t mirror_gone, mirror_new; /* slots in which its header differed from what was known, when it came up last */
@@ -397,6 +398,8 @@ bool core_next_action(struct core *core, struct core_action *ret_action);
 int core_duck_add(struct core *core, const char *name, bool spare, struct err *err);
 /* Before core_start: what the database remembers of a duck and of lost slots. The duck's header has the last word. */
 void core_duck_was(struct core *core, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t slot_count);
+/* It is not up yet, and what it held ended with the fp9d of before: no news of its machine. */
+bool core_duck_ended(const struct core_duck *duck);
 void core_loss_was(struct core *core, const struct core_loss *loss);
 void core_revoked_was(struct core *core, const struct core_revoked *revoked);
 void core_start(struct core *core, uint64_t now);

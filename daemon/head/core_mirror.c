@@ -64,6 +64,11 @@ static bool change_text(const struct msg_hello_duck *was, const struct msg_hello
     return cores || size;
 }
 
+bool core_duck_ended(const struct core_duck *duck)
+{
+    return duck->fresh && !duck->ever_up && duck->mirrored;
+}
+
 static void explain_loss(struct core *core, uint32_t index, const struct msg_hello_duck *hello, const struct msg_slot *slot)
 {
     const struct core_duck *duck = &core->ducks[index];
@@ -73,6 +78,10 @@ static void explain_loss(struct core *core, uint32_t index, const struct msg_hel
     bool same_buffer = strcmp(was->boot_id, hello->boot_id) == 0;
     if (same_buffer && known && known->duck == index)
         return; /* fp9d was killed before its mirror followed: why is known better */
+    if (!same_buffer && core_duck_ended(duck)) {
+        core_lost(core, slot->model_key, index, CORE_NONE, "fp9d was restarted and its local ducks' weight buffers ended with it");
+        return;
+    }
     if (same_buffer)
         core_lost(core, slot->model_key, index, slot->layer, "duck %s: slot of layer %u is gone from its header", duck->name, slot->layer);
     else if (change_text(was, hello, change))

@@ -48,9 +48,13 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
     log_info("duck", "%s: up: %s, isa %s, cores %u, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
              hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, hello->boot_id);
     metrics_duck_up(head, duck);
+    bool ended = core_duck_ended(&head->core->ducks[duck]);
     core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
     const struct core_duck *known = &head->core->ducks[duck];
-    if (known->mirror_gone || known->mirror_new)
+    if (ended && known->mirror_gone && !known->mirror_new)
+        log_info("cache", "%s: fp9d was restarted and its local ducks' weight buffers ended with it: %u slots are gone", known->name,
+                 known->mirror_gone);
+    else if (known->mirror_gone || known->mirror_new)
         log_warning("cache", "%s: its header holds %u slots that were not known here, and %u that were are gone from it; corrected",
                     known->name, known->mirror_new, known->mirror_gone);
     act_run(head);
@@ -239,7 +243,7 @@ static int new_peer(struct head *head, uint32_t index, const char *name, bool sp
 }
 
 /* The buffer of an earlier run, which systemd has kept, or a new one, which it is to keep. */
-static int local_buffer(struct head *head, const char *name, uint64_t memory, int *ret_fd, struct err *err)
+static int local_buffer(struct head *head, uint32_t index, const char *name, uint64_t memory, int *ret_fd, struct err *err)
 {
     _cleanup_(closep) int kept = fdstore_take_buffer(head->fdstore, name);
     uint64_t size = kept < 0 ? 0 : local_buffer_size(kept);
@@ -254,6 +258,7 @@ static int local_buffer(struct head *head, const char *name, uint64_t memory, in
         log_info("duck", "%s: the weight buffer that was kept has %" PRIu64 " bytes, %" PRIu64 " are wanted: given up", name, size, memory);
         fdstore_drop_buffer(name);
     }
+    head->core->ducks[index].fresh = kept < 0;
     int r = local_make_buffer(name, memory, ret_fd, err);
     if (r == 0)
         fdstore_put_buffer(head->fdstore, name, *ret_fd);
@@ -305,7 +310,7 @@ static int add_local_duck(struct head *head, uint32_t index, const char *program
     if (r < 0)
         return r;
     int weights_fd;
-    r = local_buffer(head, name, memory, &weights_fd, err);
+    r = local_buffer(head, index, name, memory, &weights_fd, err);
     if (r < 0)
         return r;
     const struct local_setup setup = {.program = program,

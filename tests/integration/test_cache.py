@@ -1,6 +1,7 @@
 """The weight cache over a life: what is kept, what is prepared anew, and what is said about it."""
 import mmap
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -155,8 +156,8 @@ def test_database_is_only_a_mirror(make_daemon, checkpoint):
     daemon.start()
     again = load(daemon, checkpoint)
     assert again["model_key"] == first["model_key"]
-    log = daemon.log()
-    assert "corrected" in log
+    gone = dict(re.findall(r"cache: (local\d): .* ended with it: (\d+) slots are gone", daemon.log()))
+    assert sum(map(int, gone.values())) == 11 + 4, "what the rows said, right or wrong"
     assert len(daemon.ok("cache", "list")["slots"]) >= 12
 
 
@@ -412,6 +413,21 @@ def test_an_invalidated_model_stays_unloaded(make_daemon, checkpoint, reference,
         (daemon.kill if how == "kill" else daemon.stop)()
         daemon.start()
         daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready")
+
+
+def test_buffers_that_end_with_fp9d(make_daemon, checkpoint):
+    """Without a manager that keeps them, a restart of fp9d is why slots of local ducks are gone, and no reboot."""
+    daemon = make_daemon()
+    load(daemon, checkpoint)
+    for how in (daemon.stop, daemon.kill):
+        how()
+        daemon.start()
+        daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready")
+        (model,) = daemon.ok("model", "list")["models"]
+        words = "fp9d was restarted and its local ducks' weight buffers ended with it"
+        assert model["cache"] == "miss" and words in model["reason"], model
+        assert f"local0: {words}: " in daemon.log() and "header holds" not in daemon.log(), daemon.log()
+        assert "rebooted" not in model["reason"], model
 
 
 def test_another_layout_is_named(make_daemon, checkpoint):

@@ -239,6 +239,39 @@ static void test_mirror_of_before(void **state)
     sim_stop(&sim);
 }
 
+/* A local duck's buffer may end with fp9d: that is no reboot. One that systemd kept, or a remote one, is another matter. */
+static void test_buffers_ended_with_fp9d(void **state)
+{
+    (void)state;
+    for (int fresh = 0; fresh < 2; fresh++) {
+        struct sim sim;
+        sim_start(&sim, 2, CAPACITY);
+        sim_load(&sim, "tiny", 2, 64);
+        struct msg_hello_duck hello = sim.core->ducks[0].hello;
+        const struct msg_slot slot = sim.core->ducks[0].slots[0];
+        const struct core_was was = model(&sim, "tiny")->was;
+        core_free(sim.core);
+        struct core_conf conf = {.heartbeat_ns = CLOCK_NS_PER_S, .start_timeout_ns = 5 * CLOCK_NS_PER_S};
+        sim.core = core_new(&conf);
+        assert_int_equal(core_duck_add(sim.core, "local0", false, NULL), 0);
+        assert_int_equal(core_duck_add(sim.core, "local1", false, NULL), 0);
+        core_duck_was(sim.core, 0, &hello, &slot, 1);
+        sim.core->ducks[0].fresh = fresh;
+        sim.ducks[0].slot_count = 0;
+        sim.ducks[0].boots++;
+        sim.ducks[0].running = sim.ducks[1].running = false;
+        core_start(sim.core, sim.now);
+        struct core_load_request request = {
+            .path = FP9_TEST_DATA "/shakespeare-moe-fp8", .name = "tiny", .tp = 2, .multiple_of = 64, .was = &was};
+        assert_int_equal(core_restore(sim.core, sim.now, &request, NULL), 0);
+        assert_int_equal(core_duck_ended(&sim.core->ducks[0]), fresh);
+        sim_run(&sim, 5 * CLOCK_NS_PER_S);
+        reason_is(&sim, "partial", fresh ? "fp9d was restarted and its local ducks' weight buffers ended with it" : "duck local0 rebooted");
+        assert_false(core_duck_ended(&sim.core->ducks[0]));
+        sim_stop(&sim);
+    }
+}
+
 static void test_invalidated_by(void **state)
 {
     (void)state;
@@ -483,7 +516,7 @@ static void test_drop_by_key(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failed_load_changes_no_wants),
+        cmocka_unit_test(test_failed_load_changes_no_wants), cmocka_unit_test(test_buffers_ended_with_fp9d),
         cmocka_unit_test(test_touched),          cmocka_unit_test(test_changed_layer),   cmocka_unit_test(test_other_names_keep_theirs),
         cmocka_unit_test(test_force_replaces),   cmocka_unit_test(test_cut_and_resumed), cmocka_unit_test(test_reboot_and_replacement),
         cmocka_unit_test(test_mirror_of_before), cmocka_unit_test(test_invalidated_by),  cmocka_unit_test(test_absent_duck),
