@@ -173,7 +173,8 @@ static uint32_t hidden_size_of(const struct ctl *ctl, const char *model)
     uint32_t hidden = 0;
     size_t i;
     free(text);
-    json_array_foreach(json_object_get(result, "models"), i, entry) {
+    json_array_foreach(json_object_get(result, "models"), i, entry)
+    {
         const char *name = json_string_value(json_object_get(entry, "name"));
         if (name && strcmp(name, model) == 0)
             hidden = (uint32_t)json_integer_value(json_object_get(entry, "hidden_size"));

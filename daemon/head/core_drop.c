@@ -83,12 +83,12 @@ static void drop_sent(struct core *core, struct core_drop *drop)
 static void close_model(struct core *core, uint64_t now, uint32_t index, const char *why)
 {
     struct core_model *model = &core->models[index];
-    char since[CORE_WHY_MAX + 8];
+    char since[CORE_WHY_MAX + 8], again[CORE_AGAIN_MAX];
     snprintf(since, sizeof since, "since %s", why);
     if (model->job)
         core_job_cancel(core, now, model->job, since, NULL);
     snprintf(model->unloaded, sizeof model->unloaded, "%s", why);
-    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s; load it again", model->name, why);
+    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s; %s", model->name, why, core_load_again_text(model, again));
     err_value_str(&model->error, "model", model->name);
     core_session_model_gone(core, now, index, &model->error);
     model->state = CORE_MODEL_UNLOADED;

@@ -6,6 +6,25 @@
 
 #include "daemon/head/core_parts.h"
 
+const char *core_load_again_text(const struct core_model *model, char text[CORE_AGAIN_MAX])
+{
+    struct core_want had = model->want;
+    if (model->plan)
+        had = (struct core_want){
+            .tp = model->plan->tp, .multiple_of = model->plan->multiple_of, .strategy = model->plan->strategy, .mtp = model->arch->mtp};
+    else if (model->was.known)
+        had = (struct core_want){
+            .tp = model->was.tp, .multiple_of = model->was.multiple_of, .strategy = model->was.strategy, .mtp = model->was.mtp};
+    char strategy[PLAN_STRATEGY_TEXT];
+    plan_strategy_name(had.strategy, strategy);
+    if (had.tp && had.multiple_of)
+        snprintf(text, CORE_AGAIN_MAX, "load it again, before: --tp %u --multiple-of %u --strategy %s%s", had.tp, had.multiple_of, strategy,
+                 had.mtp ? " --mtp" : "");
+    else
+        snprintf(text, CORE_AGAIN_MAX, "load it again");
+    return text;
+}
+
 static int no_such(const char *name, struct err *err)
 {
     err_set(err, -ENOENT, ERR_NO_SUCH, "model %s: no model of that name is loaded", name);
@@ -93,8 +112,8 @@ static int model_for(struct core *core, const struct core_load_request *request,
 
 static void want(struct core_model *model, const struct core_load_request *request)
 {
-    model->want = (struct core_want){
-        .tp = request->tp, .multiple_of = request->multiple_of, .strategy = request->strategy, .mtp = request->mtp};
+    model->want =
+        (struct core_want){.tp = request->tp, .multiple_of = request->multiple_of, .strategy = request->strategy, .mtp = request->mtp};
 }
 
 void core_load_unwant(struct core_model *model, const struct core_job *job)
@@ -163,7 +182,8 @@ static void stay_unloaded(struct core_model *model, const struct core_load_reque
     model->registered = true;
     model->state = CORE_MODEL_UNLOADED;
     snprintf(model->unloaded, sizeof model->unloaded, "%s", request->unloaded);
-    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s; load it again", model->name, model->unloaded);
+    char again[CORE_AGAIN_MAX];
+    err_set(&model->error, -ESTALE, ERR_NOT_READY, "model %s: %s; %s", model->name, model->unloaded, core_load_again_text(model, again));
     err_value_str(&model->error, "model", model->name);
 }
 

@@ -93,6 +93,9 @@ int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, c
 void core_load_unwant(struct core_model *model, const struct core_job *job);
 /* A job that fills the shape that is there; only a load may change it. */
 bool core_job_again(const struct core_job *job, const struct core_model *model);
+/* "load it again", and with which options it comes back as it was, where that is known. */
+#define CORE_AGAIN_MAX 128
+const char *core_load_again_text(const struct core_model *model, char text[CORE_AGAIN_MAX]);
 void core_load_fail(struct core *core, uint64_t now, struct core_job *job, const struct err *err);
 void core_model_free_placements(struct core_model *model);
 /* Ends the sessions of a model that are not of its present key. */

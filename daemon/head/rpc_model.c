@@ -13,6 +13,8 @@ static json_t *model_json(const struct core *core, const struct core_model *mode
     if (model->plan) {
         digest_hex(model->key, key);
         plan_strategy_name(model->plan->strategy, strategy);
+    } else if (model->was.known) {
+        plan_strategy_name(model->was.strategy, strategy);
     }
     json_t *json = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "name", model->name, "path", model->path, "family",
                              model->arch ? arch_family_name(model->arch) : "", "state", core_model_state_text(model->state), "model_key",

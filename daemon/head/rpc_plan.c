@@ -13,8 +13,8 @@ struct planning {
     char path[CORE_PATH_MAX];
     struct plan_request request;
     bool mtp;
-    uint32_t ducks; /* planned for: those asked for, else the fleet's; 0: none */
-    uint32_t fleet; /* ducks that can take a rank today */
+    uint32_t ducks;           /* planned for: those asked for, else the fleet's; 0: none */
+    uint32_t fleet;           /* ducks that can take a rank today */
     struct plan_request load; /* what a load of the same would ask for; ducks 0: the plan is not about the fleet's memory, or has been
                                * made for it */
     struct arch *arch;

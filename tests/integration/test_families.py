@@ -258,6 +258,16 @@ def test_mtp(build, make_daemon, tmp_path, family):
     daemon.wait_for("the model", lambda: daemon.ok("model", "show", "m")["state"] == "ready")
     assert daemon.ok("model", "show", "m")["layers"] == 3
     compare(daemon, "m", 2, tmp_path / "in", tmp_path, exact, family)
+    # After an invalidation it is said how it was, also by a later fp9d; and that brings it back so.
+    daemon.ok("invalidate-cache", "--model", "m")
+    said = "load it again, before: --tp 2 --multiple-of 32 --strategy tp --mtp"
+    for _ in range(2):
+        gone = daemon.ok("model", "show", "m")
+        assert (gone["state"], gone["strategy"]) == ("unloaded", "tp") and gone["error"]["message"].endswith("; " + said), gone
+        daemon.stop()
+        daemon.start()
+    back = daemon.ok("load", path, "--name", "m", *said.partition("before: ")[2].split())
+    assert back["model_key"] == more["model_key"], back
     less = daemon.ok("load", path, "--name", "m", "--tp", 2, "--multiple-of", 32)
     assert (less["model_key"], less["cache"]) == (done["model_key"], "hit"), less
     assert daemon.ok("model", "show", "m")["layers"] == 2

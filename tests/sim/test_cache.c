@@ -346,6 +346,7 @@ static void test_stays_unloaded(void **state)
     assert_int_equal(model(&sim, "tiny")->state, CORE_MODEL_UNLOADED);
     assert_int_equal(model(&sim, "tiny")->job, 0);
     assert_non_null(strstr(model(&sim, "tiny")->error.message, unloaded));
+    assert_non_null(strstr(model(&sim, "tiny")->error.message, "; load it again, before: --tp 3 --multiple-of 64 --strategy tp"));
     assert_string_equal(core_state_text(sim.core), "ready");
     struct core_session_request session = {.client = 1, .model = "tiny", .max_tokens = 1};
     assert_true(core_session_open(sim.core, sim.now, &session, &id, &err) < 0);
