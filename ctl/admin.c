@@ -81,7 +81,7 @@ static enum ctl_exit run_job(struct ctl *ctl, const char *method, const struct p
 enum ctl_exit admin_plan(struct ctl *ctl, const struct parse_args *args)
 {
     static const struct table_column legal[] = {
-        {"multiple_of", "MULTIPLE_OF", TABLE_COUNT}, {"tp_max", "TP MAX", TABLE_COUNT}, {"tp_max_fleet", "TP MAX IN FLEET", TABLE_COUNT}};
+        {"multiple_of", "MULTIPLE_OF", TABLE_COUNT}, {"tp_max", "TP MAX", TABLE_COUNT}, {"tp_max_fleet", "TP MAX OF DUCKS", TABLE_COUNT}};
     static const struct table_column ranks[] = {{"rank", "RANK", TABLE_COUNT},
                                                 {"neurons", "NEURONS", TABLE_COUNT},
                                                 {"experts", "EXPERTS", TABLE_TEXT},

@@ -78,6 +78,7 @@ def tail(path, lines=TAIL_LINES):
 
 def compile_step(which, tally, logs):
     log = os.path.join(logs, f"compile-{which}.log")
+    print(f"== building with {which}; its log is {os.path.relpath(log, ROOT)}", flush=True)
     status = run(["./run", "compile", which], LIMITS["compile"], log)
     if status == 0:
         return True

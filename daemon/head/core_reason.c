@@ -109,7 +109,7 @@ void core_reason(const struct core *core, const struct core_model *model, const 
     say_losses(&words, core, model, next, job);
     bool explained = words.length > 0;
     if (!explained && !model->was.known)
-        say(&words, "", "%zu of %zu slots are not on the ducks", job->missing_count, total);
+        say(&words, "", "%zu of %zu slots were not on the ducks", job->missing_count, total);
     else if (!explained || job->missing_count < total)
-        say(&words, "; ", "%zu of %zu slots are missing", job->missing_count, total);
+        say(&words, "; ", "%zu of %zu slots were missing", job->missing_count, total);
 }

@@ -264,8 +264,9 @@ int arch_add_mtp(struct arch *arch, const char *where, struct err *err)
         return 0;
     if (arch->mtp_layers == 0) {
         const char *key = family->mtp_keys[0];
-        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: no layers for multi-token prediction: %s%s %s", where,
-                       key ? "" : "they are not known for ", key ? key : family->name, key ? "is 0" : "");
+        if (!key)
+            return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: family %s has no MTP layers that fp9 knows", where, family->name);
+        return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: no layers for multi-token prediction: %s is 0", where, key);
     }
     if (arch->mtp_layers > ARCH_LAYERS_MAX - arch->layers)
         return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %u; with %u layers before them at most %u are possible", where,

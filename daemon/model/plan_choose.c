@@ -127,27 +127,6 @@ struct nearest {
     uint64_t needs, least, total;
 };
 
-static int refuse_memory(const struct nearest *nearest, bool chosen, uint64_t has, struct err *err)
-{
-    char needs[32], least[32], have[32], total[32];
-    size_format(nearest->needs, needs, sizeof needs);
-    size_format(nearest->least, least, sizeof least);
-    size_format(has, have, sizeof have);
-    size_format(nearest->total, total, sizeof total);
-    err_set(err, -ENOMEM, ERR_NO_MEMORY,
-            "%stp %u, multiple_of %u: rank %u needs %s (%llu bytes), the smallest rank %s, but the smallest duck has %s (%llu bytes); "
-            "all ranks together need %s",
-            chosen ? "nothing fits; the closest is " : "", nearest->tp, nearest->multiple_of, nearest->rank, needs,
-            (unsigned long long)nearest->needs, least, have, (unsigned long long)has, total);
-    err_value_int(err, "tp", nearest->tp);
-    err_value_int(err, "multiple_of", nearest->multiple_of);
-    err_value_int(err, "rank", nearest->rank);
-    err_value_int(err, "needs", (long long)nearest->needs);
-    err_value_int(err, "has", (long long)has);
-    err_value_int(err, "total", (long long)nearest->total);
-    return -ENOMEM;
-}
-
 struct search {
     const struct arch *arch;
     const struct plan_request *request;
@@ -159,12 +138,12 @@ struct search {
     struct nearest nearest;
 };
 
-static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, struct err *err)
+/* Fills the scratch. */
+static int measure(struct search *search, const struct plan_shape *shape, struct nearest *ret_at, struct err *err)
 {
-    const struct plan_shape shape = plan_shape_of(search->request->strategy, tp, multiple_of);
-    struct nearest at = {.tp = tp, .multiple_of = multiple_of, .least = UINT64_MAX};
-    for (uint32_t rank = 0; rank < tp; rank++) {
-        int r = plan_rank_fill(search->arch, &shape, rank, &search->ranks[rank], err);
+    struct nearest at = {.tp = shape->ranks, .multiple_of = shape->multiple_of, .least = UINT64_MAX};
+    for (uint32_t rank = 0; rank < shape->ranks; rank++) {
+        int r = plan_rank_fill(search->arch, shape, rank, &search->ranks[rank], err);
         if (r < 0)
             return r;
         uint64_t bytes = search->ranks[rank].bytes;
@@ -176,6 +155,17 @@ static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, str
             at.least = bytes;
         at.total += bytes;
     }
+    *ret_at = at;
+    return 0;
+}
+
+static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, struct err *err)
+{
+    const struct plan_shape shape = plan_shape_of(search->request->strategy, tp, multiple_of);
+    struct nearest at;
+    int r = measure(search, &shape, &at, err);
+    if (r < 0)
+        return r;
     search->tried++;
     if (search->nearest.tp == 0 || at.needs < search->nearest.needs)
         search->nearest = at;
@@ -183,7 +173,7 @@ static int try_one(struct search *search, uint32_t tp, uint32_t multiple_of, str
         return 0;
     search->fitting++;
     struct plan_prediction predicted;
-    int r = plan_predict(search->arch, &shape, search->ranks, &search->request->rates, &predicted, err);
+    r = plan_predict(search->arch, &shape, search->ranks, &search->request->rates, &predicted, err);
     if (r < 0)
         return r;
     double rate = predicted.tokens_per_second;
@@ -209,6 +199,62 @@ static int try_multiple(struct search *search, uint32_t multiple_of, struct err 
             return r;
     }
     return 0;
+}
+
+/* The fewest ranks that fit the memory, whatever ducks there are, with the finest units, whose largest rank is the smallest; it shrinks
+ * as ranks are added. *ret_ranks is 0 when none fit. */
+static int ranks_enough(struct search *search, uint32_t *ret_ranks, struct err *err)
+{
+    const struct plan_request *request = search->request;
+    uint32_t multiple_of = request->multiple_of ? request->multiple_of : plan_multiples[PLAN_MULTIPLES - 1];
+    uint32_t low = 1, most = plan_ranks_max(search->arch, request->strategy, multiple_of), high = most + 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const struct plan_shape shape = plan_shape_of(request->strategy, middle, multiple_of);
+        struct nearest at;
+        int r = measure(search, &shape, &at, err);
+        if (r < 0)
+            return r;
+        if (at.needs <= request->memory_bytes)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    *ret_ranks = low <= most ? low : 0;
+    return 0;
+}
+
+static int refuse_memory(struct search *search, struct err *err)
+{
+    const struct nearest *nearest = &search->nearest;
+    const struct plan_request *request = search->request;
+    uint64_t has = request->memory_bytes;
+    char needs[32], least[32], have[32], total[32], strategy[PLAN_STRATEGY_TEXT], named[PLAN_STRATEGY_TEXT + 16] = "", ducks[64] = "";
+    uint32_t enough = 0;
+    int r = ranks_asked(request) ? 0 : ranks_enough(search, &enough, err);
+    if (r < 0)
+        return r;
+    if (plan_strategy_given(request->strategy))
+        snprintf(named, sizeof named, ", strategy %s", plan_strategy_name(request->strategy, strategy));
+    if (enough)
+        snprintf(ducks, sizeof ducks, "%u such ducks, or ", enough);
+    size_format(nearest->needs, needs, sizeof needs);
+    size_format(nearest->least, least, sizeof least);
+    size_format(has, have, sizeof have);
+    size_format(nearest->total, total, sizeof total);
+    err_set(err, -ENOMEM, ERR_NO_MEMORY,
+            "%stp %u, multiple_of %u%s: rank %u needs %s (%llu bytes), the smallest rank %s, but the smallest duck has %s (%llu bytes); "
+            "all ranks together need %s; what would do: %s%llu bytes on each of %u",
+            ranks_asked(request) && request->multiple_of ? "" : "nothing fits; the closest is ", nearest->tp, nearest->multiple_of, named,
+            nearest->rank, needs, (unsigned long long)nearest->needs, least, have, (unsigned long long)has, total, ducks,
+            (unsigned long long)nearest->needs, nearest->tp);
+    err_value_int(err, "tp", nearest->tp);
+    err_value_int(err, "multiple_of", nearest->multiple_of);
+    err_value_int(err, "rank", nearest->rank);
+    err_value_int(err, "needs", (long long)nearest->needs);
+    err_value_int(err, "has", (long long)has);
+    err_value_int(err, "total", (long long)nearest->total);
+    return -ENOMEM;
 }
 
 /* "; ep: each of 24 groups owns 5 or 6 of 128 experts, of a token's 8 the slowest has 1.86 in the mean" */
@@ -263,8 +309,10 @@ static void explain(const struct search *search, struct plan *plan)
     if (request->memory_bytes)
         snprintf(fits, sizeof fits, ", %u of them fit %s a duck", search->fitting,
                  size_format(request->memory_bytes, memory, sizeof memory));
+    const char *how = !asked ? " chosen" : request->tp == asked ? " as asked for" : " by the strategy";
     if (asked && request->multiple_of) {
-        snprintf(plan->explanation, sizeof plan->explanation, "tp %u and multiple_of %u as asked for", plan->tp, plan->multiple_of);
+        snprintf(plan->explanation, sizeof plan->explanation, "tp %u%s and multiple_of %u as asked for", plan->tp,
+                 request->tp == asked ? "" : how, plan->multiple_of);
         return;
     }
     char ducks[48];
@@ -277,8 +325,8 @@ static void explain(const struct search *search, struct plan *plan)
     snprintf(
         plan->explanation, sizeof plan->explanation,
         "tp %u%s and multiple_of %u%s: best predicted decode rate, %.1f tokens/s (most of it waits for %s), of %u legal plan%s for %s%s",
-        plan->tp, asked ? " as asked for" : " chosen", plan->multiple_of, request->multiple_of ? " as asked for" : " chosen",
-        search->best_rate, plan_term_name(search->best_term), search->tried, search->tried == 1 ? "" : "s", ducks, fits);
+        plan->tp, how, plan->multiple_of, request->multiple_of ? " as asked for" : " chosen", search->best_rate,
+        plan_term_name(search->best_term), search->tried, search->tried == 1 ? "" : "s", ducks, fits);
 }
 
 int plan_choose(const struct arch *arch, const struct plan_request *request, struct plan *plan, struct err *err)
@@ -295,7 +343,7 @@ int plan_choose(const struct arch *arch, const struct plan_request *request, str
             return r;
     }
     if (search.best_tp == 0)
-        return refuse_memory(&search.nearest, !(ranks_asked(request) && request->multiple_of), request->memory_bytes, err);
+        return refuse_memory(&search, err);
     const struct plan_shape shape = plan_shape_of(request->strategy, search.best_tp, search.best_multiple);
     plan->tp = shape.ranks;
     plan->groups = shape.groups;

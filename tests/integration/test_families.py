@@ -282,7 +282,7 @@ def test_mtp_where_there_is_none(build, daemon, tmp_path):
     for command in ("load", "plan"):
         daemon.refused(command, path, "--mtp", name="UNSUPPORTED_MODEL", words=["num_nextn_predict_layers is 0"])
     path = checkpoint(build, tmp_path / "minimax", config("minimax_m2", 128, 0, moe=64, experts=4, top_k=2), 9)
-    daemon.refused("load", path, "--mtp", name="UNSUPPORTED_MODEL", words=["not known for minimax_m2"])
+    daemon.refused("load", path, "--mtp", name="UNSUPPORTED_MODEL", words=["family minimax_m2 has no MTP layers"])
 
 
 def test_a34_layers_behind_the_last_are_ignored(build, daemon, tmp_path):

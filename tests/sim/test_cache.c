@@ -105,7 +105,7 @@ static void test_changed_layer(void **state)
     for (size_t i = 0; i < job->missing_count; i++)
         assert_int_equal(job->missing[i].layer, 3);
     reason_is(&sim, "partial", "weights changed: model-");
-    reason_is(&sim, "partial", "3 of 12 slots are missing");
+    reason_is(&sim, "partial", "3 of 12 slots were missing");
     assert_memory_not_equal(old, model(&sim, "tiny")->key, DIGEST_SIZE);
     size_t left = 0;
     for (uint32_t i = 0; i < sim.duck_count; i++)

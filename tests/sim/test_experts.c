@@ -218,7 +218,7 @@ static void test_what_another_strategy_keeps(void **state)
     assert_string_equal(core_model_state_text(model(&sim)->state), "ready");
     assert_string_equal(model(&sim)->cache, "partial");
     assert_non_null(strstr(model(&sim)->reason, "strategy ep -> tp2xep2"));
-    assert_non_null(strstr(model(&sim)->reason, "12 of 16 slots are missing"));
+    assert_non_null(strstr(model(&sim)->reason, "12 of 16 slots were missing"));
     assert_memory_not_equal(model(&sim)->key, key, DIGEST_SIZE);
     assert_int_equal(core_session_find(sim.core, session)->err.name, ERR_CACHE_STALE);
     /* And back, where all are still there. */

@@ -165,7 +165,7 @@ static void test_duck_lost_during_prepare(void **state)
     sim_run(&sim, CLOCK_NS_PER_S);
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY); /* it went on with what was missing by itself */
     assert_string_equal(model(&sim)->reason, "unfinished: job 1 failed: duck local2 was lost during prepare of layer 1: its process was "
-                                             "killed by signal 9 (Killed) (7 slots); 7 of 12 slots are missing");
+                                             "killed by signal 9 (Killed) (7 slots); 7 of 12 slots were missing");
     assert_string_equal(model(&sim)->cache, "partial");
     sim_stop(&sim);
 }

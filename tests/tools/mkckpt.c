@@ -81,6 +81,31 @@ static bool scale_dtype(const char *text, enum safetensors_dtype *ret_dtype)
     return false;
 }
 
+/* What an option takes, for who gave something else. */
+static const char *right(int option, char *text, size_t size)
+{
+    uint32_t high = 0;
+    switch ((enum option_id)option) {
+    case OPTION_LAYERS: high = ARCH_LAYERS_MAX; break;
+    case OPTION_EXPERTS: high = ARCH_EXPERTS_MAX; break;
+    case OPTION_HIDDEN: high = LAYOUT_HIDDEN_MAX; break;
+    case OPTION_INTERMEDIATE:
+    case OPTION_MOE_INTERMEDIATE: high = LAYOUT_NEURONS_MAX; break;
+    case OPTION_SEED: return "a whole number from 0 to 2^64-1";
+    case OPTION_SCALE_DTYPE: return "f32, bf16 or f16";
+    case OPTION_SHARD_BYTES: return "a size above 0, in bytes or with K, M, G or T";
+    case OPTION_LIKE:
+    case OPTION_OUT:
+    case OPTION_MTP:
+    case OPTION_FUSED:
+    case OPTION_SPARSE:
+    case OPTION_HELP:
+    case OPTION_VERSION: return "a path";
+    }
+    snprintf(text, size, "a whole number from 1 to %u", high);
+    return text;
+}
+
 static bool take(int option, const char *text, struct mkckpt_options *options)
 {
     switch ((enum option_id)option) {
@@ -158,7 +183,9 @@ int main(int argc, char **argv)
             return EXIT_SUCCESS;
         }
         if (!take(option, optarg, &options)) {
-            fprintf(stderr, "fp9-mkckpt: --%s cannot be \"%s\"\n", names[at].name, optarg);
+            char range[64];
+            fprintf(stderr, "fp9-mkckpt: --%s cannot be \"%s\": %s would be right\n", names[at].name, optarg,
+                    right(option, range, sizeof range));
             return EXIT_USAGE;
         }
     }

@@ -1,5 +1,6 @@
 /* Runs the real fp9-mkckpt (argument 1) and opens what it wrote. */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -20,8 +21,8 @@
 extern char **environ;
 static const char *program;
 
-/* Runs it with its output thrown away; gives the exit status. */
-static int run(const char *const *args)
+/* Runs it with its output thrown away and its errors written to a file; gives the exit status. */
+static int run(const char *errors, const char *const *args)
 {
     char *argv[ARGS_MAX + 2] = {(char *)program};
     for (size_t i = 0; args[i]; i++) {
@@ -31,7 +32,7 @@ static int run(const char *const *args)
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", 1 /* O_WRONLY */, 0);
-    posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", 1, 0);
+    posix_spawn_file_actions_addopen(&actions, 2, errors, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     pid_t child;
     int status;
     assert_int_equal(posix_spawn(&child, program, &actions, NULL, argv, environ), 0);
@@ -40,7 +41,7 @@ static int run(const char *const *args)
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
 }
-#define RUN(...) run((const char *const[]){__VA_ARGS__, NULL})
+#define RUN(...) run("/dev/null", (const char *const[]){__VA_ARGS__, NULL})
 
 static int make_dir(void **state)
 {
@@ -270,6 +271,27 @@ static void wrong_usage(void **state)
     for (size_t i = 0; i < ARRAY_LENGTH(bad); i++)
         assert_int_equal(RUN("--like", like, "--out", out, bad[i][0], bad[i][1]), 2);
     assert_int_equal(access(out, F_OK), -1);
+    static const char *const ranges[][3] = {{"--layers", "0", "from 1 to 1024 "},
+                                            {"--layers", "9999", "from 1 to 1024 "},
+                                            {"--experts", "4097", "from 1 to 4096 "},
+                                            {"--hidden", "0", "from 1 to 65536 "},
+                                            {"--moe-intermediate", "262145", "from 1 to 262144 "},
+                                            {"--seed", "-1", "from 0 to 2^64-1 "},
+                                            {"--scale-dtype", "f64", "f32, bf16 or f16 "},
+                                            {"--shard-bytes", "4X", "K, M, G or T "}};
+    const char *errors = fixture_path(*state, "errors");
+    for (size_t i = 0; i < ARRAY_LENGTH(ranges); i++) {
+        const char *const args[] = {"--like", like, "--out", out, ranges[i][0], ranges[i][1], NULL};
+        char said[512];
+        assert_int_equal(run(errors, args), 2);
+        FILE *file = fopen(errors, "r");
+        assert_non_null(file);
+        assert_non_null(fgets(said, sizeof said, file));
+        fclose(file);
+        if (!strstr(said, ranges[i][0]) || !strstr(said, ranges[i][2]) || !strstr(said, "would be right\n"))
+            fail_msg("\"%s\" does not say \"%s\"", said, ranges[i][2]);
+    }
+    assert_int_equal(unlink(errors), 0);
 }
 
 static void refusals(void **state)

@@ -170,6 +170,10 @@ def test_calls_and_errors(fake):
         assert (error.name, error.message, error.values, error.code) == ("NO_SUCH", "no model m", {"model": "m"}, -32005)
         assert not isinstance(error, ConnectionError)
         assert conn.plan("relative", tp=3) == {"path": os.path.abspath("relative"), "tp": 3}
+        more = {"mtp": True, "read_rate": 1 << 34, "link_rate": 10 ** 9, "mparam_rate": 9000, "step_us": 50, "host_us": 20000}
+        assert conn.plan("/x", **more, ducks=None) == {"path": "/x", **more}
+        for name in more:
+            assert f"{name}=" in conn.plan.__doc__
     assert daemon.seen("model.unload") == [{"model": "m", "drop_cache": True}]
     with pytest.raises(fp9.Disconnected):
         conn.status()

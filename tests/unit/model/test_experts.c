@@ -137,6 +137,7 @@ static void asked_are_the_owners_of_all_ids(void **state)
     (void)state;
     struct arch *arch = arch_of(128, 256, 64, 2, 12, 4, 0);
     struct plan *plan = made(arch, (struct plan_request){.multiple_of = 8, .strategy = named("tp2xep4")}); /* 3 experts each */
+    assert_non_null(strstr(plan->explanation, "tp 8 by the strategy and multiple_of 8 as asked for"));
     struct plan_owners owners = plan_owners_of(arch, plan);
     const int32_t ids[] = {11, -1, 0, 9, 1}, nobody[] = {-1, -1};
     static const bool want[] = {true, true, false, false, false, false, true, true};
@@ -244,6 +245,7 @@ static void refusals(void **state)
     refused(arch, (struct plan_request){.tp = 3, .strategy = named("tp2xep4")}, "strategy tp2xep4 has 8 ranks");
     refused(arch, (struct plan_request){.ducks = 7, .strategy = named("tp2xep4")}, "strategy tp2xep4 needs 8 ducks, only 7");
     refused(arch, (struct plan_request){.tp = 5, .ducks = 4, .strategy = PLAN_EP}, "needs 5 ducks, only 4");
+    refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = 4096, .strategy = PLAN_EP}, ", strategy ep: rank 0 needs ");
     arch_free(arch);
     arch = arch_of(256, 1024, 192, 3, 8, 2, 1);
     refused(arch, (struct plan_request){.tp = 4, .multiple_of = 64, .strategy = PLAN_EP},
@@ -268,6 +270,10 @@ static void refusals(void **state)
     refused(arch, (struct plan_request){.strategy = named("tp2xep2")}, "the model has none");
     plan = made(arch, (struct plan_request){.strategy = named("tp2xep1")});
     assert_int_equal(plan->tp, 2);
+    assert_non_null(strstr(plan->explanation, "tp 2 by the strategy and multiple_of "));
+    plan_free(plan);
+    plan = made(arch, (struct plan_request){.tp = 2, .strategy = named("tp2xep1")});
+    assert_non_null(strstr(plan->explanation, "tp 2 as asked for"));
     plan_free(plan);
     arch_free(arch);
 }

@@ -274,6 +274,15 @@ static void memory(void **state)
     snprintf(words, sizeof words, "(%llu bytes)", (unsigned long long)largest);
     refused(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
     refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = largest - 1}, ERR_NO_MEMORY, "nothing fits; the closest is tp 2");
+    /* 1024 of 3072 neurons do not fit, so three ducks are too few, and what is said to do does. */
+    refused(arch, (struct plan_request){.ducks = 3, .memory_bytes = largest - 1}, ERR_NO_MEMORY, "; what would do: 4 such ducks, or ");
+    plan = made(arch, (struct plan_request){.ducks = 4, .memory_bytes = largest - 1});
+    assert_int_equal(plan->tp, 4);
+    plan_free(plan);
+    snprintf(words, sizeof words, "; what would do: %llu bytes on each of 3", (unsigned long long)largest);
+    refused(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
+    refused(arch, (struct plan_request){.tp = 3, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
+    refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = 4096}, ERR_NO_MEMORY, "need"); /* no number of ducks would do */
     plan = made(arch, (struct plan_request){.ducks = 8, .memory_bytes = largest - 1}); /* chooses what fits */
     assert_true(plan->tp > 3);
     plan_free(plan);

@@ -206,7 +206,8 @@ class Connection:
         return self.call("events.subscribe")
 
     def plan(self, path, **more):
-        """How a checkpoint would be spread: tp=, multiple_of=, strategy=, ducks=, memory= (bytes). Only its config.json is read."""
+        """How a checkpoint would be spread: tp=, multiple_of=, strategy=, mtp=, ducks=, memory= (bytes). Only its config.json is read.
+        The prediction's rates: read_rate=, link_rate= (bytes/s), mparam_rate= (million weights/s), step_us=, host_us=."""
         return self.call("plan", path=os.path.abspath(path), **_given(more))
 
     # ---- models
