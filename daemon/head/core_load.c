@@ -132,6 +132,16 @@ bool core_job_mtp(const struct core_job *job, const struct core_model *model)
     return core_job_again(job, model) ? model->arch->mtp : model->want.mtp;
 }
 
+/* Somebody wants it again: from now on it comes back by itself, also when fp9d is killed before the job is done. */
+static void end_unloaded(struct core *core, struct core_model *model)
+{
+    if (!model->unloaded[0])
+        return;
+    model->unloaded[0] = '\0';
+    if (model->registered)
+        core_push(core, CORE_ACT_SAVE_MODEL, CORE_NONE, core_model_index(core, model));
+}
+
 /* registered: it comes from the database, and so its first job waits for what may hold its slots. */
 static int load(struct core *core, uint64_t now, const struct core_load_request *request, bool registered, uint64_t *ret_job,
                 struct err *err)
@@ -160,6 +170,7 @@ static int load(struct core *core, uint64_t now, const struct core_load_request 
     job->wanted = model->plan || model->registered;
     job->before = model->want;
     want(model, request);
+    end_unloaded(core, model);
     if (model->state != CORE_MODEL_READY) {
         model->state = CORE_MODEL_LOADING;
         model->error = (struct err){0};
@@ -220,6 +231,7 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
     if (r < 0)
         return r;
     job->layer = layer;
+    end_unloaded(core, model);
     *ret_job = job->id;
     core_job_start_queued(core, now);
     return 0;
@@ -328,7 +340,6 @@ void core_load_finish(struct core *core, uint64_t now, struct core_job *job)
                                        .multiple_of = model->plan->multiple_of,
                                        .mtp = model->arch->mtp,
                                        .strategy = model->plan->strategy};
-        model->unloaded[0] = '\0';
         memcpy(model->was.key, model->key, DIGEST_SIZE);
         core_loss_forget(core, model->key);
         core_loss_forget(core, job->begun_key);
