@@ -64,6 +64,7 @@ static void *packer_main(void *user)
         }
         packer->busy = true;
         pthread_mutex_unlock(&packer->lock);
+        background_yield();
         fill_work_run(work);
         pthread_mutex_lock(&packer->lock);
         packer->busy = false;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/duck/wbuf_format.h"
+#include "proto/base/background.h"
 
 /* A thread of low priority that is long in the kernel is not preempted there before the next tick. */
 #define WBUF_PAGES_AT_ONCE (UINT64_C(256) * 1024)
@@ -87,6 +88,7 @@ int wbuf_write_pages(const struct wbuf_pages *pages, uint64_t begin, const uint8
         r = write_piece(pages, begin + at, from + at, step, err);
         if (r == 0)
             map_pages(pages, begin + at, step);
+        background_yield();
     }
     return r;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/head/worker.h"
+#include "proto/base/background.h"
 
 struct item {
     struct load_piece *piece;
@@ -39,10 +40,15 @@ struct load_hash {
     bool borrowed;   /* the pieces' memory */
 };
 
+#define AT_ONCE (128u * 1024) /* bytes between two yields */
+
 static void digest_item(struct lane *lane, const struct item *item)
 {
     uint8_t digest[DIGEST_SIZE];
-    digest_update(lane->digest, item->piece->data, item->length);
+    for (size_t at = 0, n; at < item->length; at += n, background_yield()) {
+        n = item->length - at < AT_ONCE ? item->length - at : AT_ONCE;
+        digest_update(lane->digest, item->piece->data + at, n);
+    }
     if (!item->last)
         return;
     digest_finish(lane->digest, digest);

@@ -9,6 +9,7 @@
 #include "daemon/head/load_hash.h"
 #include "daemon/head/load_slice.h"
 #include "daemon/head/stage.h"
+#include "proto/base/background.h"
 #include "proto/base/size.h"
 #include "proto/wire/msg_staged.h"
 
@@ -318,6 +319,7 @@ static int read_piece(struct load_stream *stream, struct checkpoint *checkpoint,
         r = checkpoint_read(checkpoint, matrix, first + at, count, to, err);
         if (r == 0) /* while they are in the processor's own cache */
             r = find_nan(checkpoint, matrix, to, first + at, count, err);
+        background_yield();
     }
     if (r == 0)
         atomic_fetch_add(&stream->read_bytes, (uint64_t)rows * matrix->columns);

@@ -11,4 +11,12 @@ static inline void background_thread(pthread_t thread)
     (void)pthread_setschedparam(thread, SCHED_IDLE, &none); /* refused at worst by a seccomp filter: then it only competes */
 }
 
+/* Between pieces of work of some 100 us. SCHED_IDLE is a small share, not none: of two that wait, a background thread that got nothing
+ * for long may go before the one that matters, and then keeps the CPU until the next tick, which is 4 ms at 250 Hz. Who yields has its
+ * time counted, and the scheduler chooses anew. */
+static inline void background_yield(void)
+{
+    (void)sched_yield();
+}
+
 #endif
