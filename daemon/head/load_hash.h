@@ -8,7 +8,7 @@
 
 #include "daemon/model/checkpoint.h"
 
-#define LOAD_HASH_PIECES 10     /* that exist at once */
+#define LOAD_HASH_PIECES 20     /* that exist at once */
 #define LOAD_HASH_THREADS_MAX 4 /* as much as any disk can feed */
 
 struct load_hash;

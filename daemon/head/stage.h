@@ -10,7 +10,7 @@
 #include "proto/base/cleanup.h"
 #include "proto/base/err.h"
 
-#define STAGE_PIECES 10
+#define STAGE_PIECES 20
 #define STAGE_PIECE_BYTES (5u * 1024 * 1024)
 
 struct stage {

@@ -226,7 +226,8 @@ def test_killed_anywhere(fleet, model):
             again = load(rpc, model)
             assert (again["cache"], again["bytes_read"], again["bytes_sent"]) == ("hit", 0, 0), (told, again)
         rounds.append(time.monotonic() - begun)
-    print(f"{ROUNDS} rounds, {resumed} went on from finished slots, {forgotten} loads forgotten; median {np.median(rounds):.2f} s, longest {max(rounds):.2f} s")
+    print(f"{ROUNDS} rounds, {resumed} went on from finished slots, {forgotten} loads forgotten; median {np.median(rounds):.2f} s, "
+          f"longest {max(rounds):.2f} s")
     assert ROUNDS < 20 or resumed, "no round has met a load half done: the moments are wrong"
     assert ROUNDS < 20 or forgotten < ROUNDS / 5, "a load is not written down when it begins"
 
