@@ -69,7 +69,7 @@ static int single_source(const struct checkpoint *checkpoint, uint32_t layer, in
                          struct err *err)
 {
     const struct arch *arch = checkpoint->arch;
-    char name[CHECKPOINT_TENSOR_NAME_MAX], scale_name[CHECKPOINT_TENSOR_NAME_MAX];
+    char name[CHECKPOINT_TENSOR_NAME_MAX], scale_name[CHECKPOINT_TENSOR_NAME_MAX + sizeof "_scale_inv"];
     enum arch_part part = arch_part_of(arch, expert);
     struct checkpoint_source source = {0};
     checkpoint_single_name(arch, layer, expert, which, name);
