@@ -9,33 +9,19 @@
 #include <cmocka.h>
 
 #include "daemon/model/plan_experts.h"
-
-#define QUANT "\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}"
+#include "tests/unit/model/planned.h"
 
 /* deepseek_v3: layer 0 dense; shared experts of `moe` neurons each. */
 static struct arch *arch_of(uint32_t hidden, uint32_t dense, uint32_t moe, uint32_t layers, uint32_t experts, uint32_t top_k,
                             uint32_t shared)
 {
     char text[600];
-    struct arch *arch = NULL;
-    struct err err = {0};
     int n = snprintf(text, sizeof text,
                      "{\"model_type\":\"deepseek_v3\",\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
                      "\"num_hidden_layers\":%u,\"n_routed_experts\":%u,\"num_experts_per_tok\":%u,\"n_shared_experts\":%u,"
-                     "\"first_k_dense_replace\":1,\"moe_layer_freq\":1,\"num_nextn_predict_layers\":0," QUANT "}",
+                     "\"first_k_dense_replace\":1,\"moe_layer_freq\":1,\"num_nextn_predict_layers\":0," PLANNED_QUANT "}",
                      hidden, dense, moe, layers, experts, top_k, shared);
-    if (arch_parse(text, (size_t)n, "config.json", &arch, &err) < 0)
-        fail_msg("%s", err.message);
-    return arch;
-}
-
-static struct plan *made(const struct arch *arch, struct plan_request request)
-{
-    struct plan *plan = NULL;
-    struct err err = {0};
-    if (plan_make(arch, &request, &plan, &err) < 0)
-        fail_msg("%s", err.message);
-    return plan;
+    return planned_arch(text, n);
 }
 
 static struct err refused(const struct arch *arch, struct plan_request request, const char *words)
@@ -105,7 +91,7 @@ static void every_expert_has_one_owner(void **state)
         for (size_t g = 0; g < ARRAY_LENGTH(groups) && groups[g] <= experts[e]; g++) {
             for (uint32_t width = 1; width <= 4; width++) {
                 struct plan_request request = {.multiple_of = 8, .strategy = {width, groups[g]}};
-                struct plan *plan = made(arch, request);
+                struct plan *plan = planned(arch, request);
                 assert_int_equal(plan->groups, groups[g]);
                 assert_int_equal(plan->width, width);
                 check_owners(arch, plan);
@@ -120,7 +106,7 @@ static void every_expert_has_one_owner(void **state)
     } named_cases[] = {{128, 24, 6, 5, 8}, {160, 32, 5, 5, 0}, {384, 32, 12, 12, 0}};
     for (size_t i = 0; i < ARRAY_LENGTH(named_cases); i++) {
         struct arch *arch = arch_of(128, 256, 32, 2, named_cases[i].experts, 8, 0);
-        struct plan *plan = made(arch, (struct plan_request){.tp = named_cases[i].groups, .multiple_of = 8, .strategy = PLAN_EP});
+        struct plan *plan = planned(arch, (struct plan_request){.tp = named_cases[i].groups, .multiple_of = 8, .strategy = PLAN_EP});
         uint32_t longer = 0;
         for (uint32_t rank = 0; rank < plan->tp; rank++)
             longer += plan->ranks[rank].expert_count > named_cases[i].least;
@@ -136,7 +122,7 @@ static void asked_are_the_owners_of_all_ids(void **state)
 {
     (void)state;
     struct arch *arch = arch_of(128, 256, 64, 2, 12, 4, 0);
-    struct plan *plan = made(arch, (struct plan_request){.multiple_of = 8, .strategy = named("tp2xep4")}); /* 3 experts each */
+    struct plan *plan = planned(arch, (struct plan_request){.multiple_of = 8, .strategy = named("tp2xep4")}); /* 3 experts each */
     assert_non_null(strstr(plan->explanation, "tp 8 by the strategy and multiple_of 8 as asked for"));
     struct plan_owners owners = plan_owners_of(arch, plan);
     const int32_t ids[] = {11, -1, 0, 9, 1}, nobody[] = {-1, -1};
@@ -165,7 +151,7 @@ static void bytes_are_the_layouts(void **state)
         for (size_t i = 0; i < ARRAY_LENGTH(names); i++) {
             struct plan_strategy strategy = named(names[i]);
             struct plan *plan =
-                made(arch, (struct plan_request){.tp = plan_strategy_ranks(strategy) ? 0 : 5, .multiple_of = 16, .strategy = strategy});
+                planned(arch, (struct plan_request){.tp = plan_strategy_ranks(strategy) ? 0 : 5, .multiple_of = 16, .strategy = strategy});
             uint64_t total = 0, experts = 0;
             for (uint32_t rank = 0; rank < plan->tp; rank++) {
                 const struct plan_rank *at = &plan->ranks[rank];
@@ -216,7 +202,7 @@ static void names(void **state)
     struct arch *arch = arch_of(256, 512, 64, 2, 8, 2, 0);
     static const char *const same[][2] = {{"tp1xep4", "ep"}, {"tp4xep1", "tp"}, {"tp2xep2", "tp2xep2"}};
     for (size_t i = 0; i < ARRAY_LENGTH(same); i++) {
-        struct plan *plan = made(arch, (struct plan_request){.strategy = named(same[i][0])});
+        struct plan *plan = planned(arch, (struct plan_request){.strategy = named(same[i][0])});
         assert_int_equal(plan->tp, 4);
         assert_string_equal(plan_strategy_name(plan->strategy, text), same[i][1]);
         assert_true(plan_strategy_fits(named(same[i][0]), plan));
@@ -225,7 +211,7 @@ static void names(void **state)
         assert_false(plan_strategy_fits(named("tp2xep4"), plan));
         plan_free(plan);
     }
-    struct plan *plan = made(arch, (struct plan_request){.tp = 2, .strategy = named("tp2xep2")}); /* N is as good as N * M */
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 2, .strategy = named("tp2xep2")}); /* N is as good as N * M */
     assert_int_equal(plan->tp, 4);
     plan_free(plan);
     arch_free(arch);
@@ -251,12 +237,12 @@ static void refusals(void **state)
     refused(arch, (struct plan_request){.tp = 4, .multiple_of = 64, .strategy = PLAN_EP},
             "splits the shared expert over 4 ranks: 192 = 3 units of 64");
     /* Legal points of the strategy: experts, and the units of what is split over all. */
-    struct plan *plan = made(arch, (struct plan_request){.tp = 2, .multiple_of = 64, .strategy = PLAN_EP});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 2, .multiple_of = 64, .strategy = PLAN_EP});
     static const uint32_t most[] = {2, 3, 6, 8, 8};
     for (size_t i = 0; i < PLAN_MULTIPLES; i++)
         assert_int_equal(plan->legal[i].tp_max, most[i]);
     plan_free(plan);
-    plan = made(arch, (struct plan_request){.multiple_of = 8, .strategy = named("tp3xep2")});
+    plan = planned(arch, (struct plan_request){.multiple_of = 8, .strategy = named("tp3xep2")});
     static const uint32_t pairs[] = {0, 3, 6, 12, 24};
     for (size_t i = 0; i < PLAN_MULTIPLES; i++)
         assert_int_equal(plan->legal[i].tp_max, pairs[i]);
@@ -264,15 +250,15 @@ static void refusals(void **state)
     arch_free(arch);
     char text[300];
     int n = snprintf(text, sizeof text,
-                     "{\"model_type\":\"qwen3\",\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2," QUANT "}");
+                     "{\"model_type\":\"qwen3\",\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":2," PLANNED_QUANT "}");
     assert_int_equal(arch_parse(text, (size_t)n, "config.json", &arch, NULL), 0);
     refused(arch, (struct plan_request){.tp = 2, .strategy = PLAN_EP}, "the model has none: tp would be right");
     refused(arch, (struct plan_request){.strategy = named("tp2xep2")}, "the model has none");
-    plan = made(arch, (struct plan_request){.strategy = named("tp2xep1")});
+    plan = planned(arch, (struct plan_request){.strategy = named("tp2xep1")});
     assert_int_equal(plan->tp, 2);
     assert_non_null(strstr(plan->explanation, "tp 2 by the strategy and multiple_of "));
     plan_free(plan);
-    plan = made(arch, (struct plan_request){.tp = 2, .strategy = named("tp2xep1")});
+    plan = planned(arch, (struct plan_request){.tp = 2, .strategy = named("tp2xep1")});
     assert_non_null(strstr(plan->explanation, "tp 2 as asked for"));
     plan_free(plan);
     arch_free(arch);
@@ -326,7 +312,7 @@ static void prediction_counts_the_slowest_group(void **state)
     (void)state;
     struct arch *arch = arch_of(1024, 256, 256, 2, 64, 8, 0);
     const struct plan_rates rates = {.read_bytes_per_s = 1e9, .link_bytes_per_s = 1e9, .step_s = 1e-9};
-    struct plan *plan = made(arch, (struct plan_request){.tp = 8, .multiple_of = 8, .strategy = PLAN_EP, .rates = rates});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 8, .multiple_of = 8, .strategy = PLAN_EP, .rates = rates});
     double expert = (double)plan->ranks[0].moe_slot_bytes / 8, dense = (double)plan->ranks[0].dense_slot_bytes;
     assert_true(fabs(plan->predicted.read_s * 1e9 - (plan->slowest_experts * expert + dense)) < 1);
     assert_true(plan->slowest_experts > 2 && plan->slowest_experts < 4 && plan->active_groups > 4 && plan->active_groups < 7);
@@ -334,7 +320,7 @@ static void prediction_counts_the_slowest_group(void **state)
     assert_true(fabs((double)plan->head_link_bytes - link) <= 1);
     assert_non_null(strstr(plan->explanation, "each of 8 groups of 1 rank owns 8 of 64 experts; of a token's 8 the slowest has"));
     plan_free(plan);
-    plan = made(arch, (struct plan_request){.tp = 8, .multiple_of = 8, .rates = rates});
+    plan = planned(arch, (struct plan_request){.tp = 8, .multiple_of = 8, .rates = rates});
     assert_true(plan->slowest_experts == 8 && plan->active_groups == 1);
     assert_non_null(strstr(plan->explanation, "; strategy tp, as none was asked for (ep over as many ranks: "));
     assert_int_equal(plan->head_link_bytes, 8 * plan->link_bytes);
@@ -351,7 +337,7 @@ static void slots_know_how_experts_are_divided(void **state)
     for (size_t i = 0; i < DIGEST_SIZE; i++)
         plain[i] = (uint8_t)(i * 7 + 1);
     for (size_t i = 0; i < 3; i++) {
-        struct plan *plan = made(arch, (struct plan_request){.multiple_of = 16, .strategy = named(strategies[i])});
+        struct plan *plan = planned(arch, (struct plan_request){.multiple_of = 16, .strategy = named(strategies[i])});
         memcpy(seen[i], plain, DIGEST_SIZE);
         assert_int_equal(plan_slot_sources(arch, plan, 0, seen[i]), 0); /* a dense layer's is the same in all of them */
         assert_memory_equal(seen[i], plain, DIGEST_SIZE);

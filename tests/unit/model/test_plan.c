@@ -7,45 +7,26 @@
 
 #include <cmocka.h>
 
-#include "daemon/model/plan.h"
-
-#define QUANT "\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}"
+#include "tests/unit/model/planned.h"
 
 static struct arch *dense_arch(uint32_t hidden, uint32_t intermediate, uint32_t layers)
 {
     char text[300];
-    struct arch *arch = NULL;
-    struct err err = {0};
     int n = snprintf(text, sizeof text,
-                     "{\"model_type\":\"qwen3\",\"hidden_size\":%u,\"intermediate_size\":%u,\"num_hidden_layers\":%u," QUANT "}", hidden,
-                     intermediate, layers);
-    if (arch_parse(text, (size_t)n, "config.json", &arch, &err) < 0)
-        fail_msg("%s", err.message);
-    return arch;
+                     "{\"model_type\":\"qwen3\",\"hidden_size\":%u,\"intermediate_size\":%u,\"num_hidden_layers\":%u," PLANNED_QUANT "}",
+                     hidden, intermediate, layers);
+    return planned_arch(text, n);
 }
 
 /* Layer 0 dense unless dense is 0. */
 static struct arch *moe_arch(uint32_t hidden, uint32_t dense, uint32_t moe, uint32_t layers, uint32_t experts, uint32_t top_k)
 {
     char text[400];
-    struct arch *arch = NULL;
-    struct err err = {0};
     int n = snprintf(text, sizeof text,
                      "{\"model_type\":\"qwen3_moe\",\"hidden_size\":%u,\"intermediate_size\":%u,\"moe_intermediate_size\":%u,"
-                     "\"num_hidden_layers\":%u,\"num_experts\":%u,\"num_experts_per_tok\":%u,\"mlp_only_layers\":[%s]," QUANT "}",
+                     "\"num_hidden_layers\":%u,\"num_experts\":%u,\"num_experts_per_tok\":%u,\"mlp_only_layers\":[%s]," PLANNED_QUANT "}",
                      hidden, dense, moe, layers, experts, top_k, dense ? "0" : "");
-    if (arch_parse(text, (size_t)n, "config.json", &arch, &err) < 0)
-        fail_msg("%s", err.message);
-    return arch;
-}
-
-static struct plan *made(const struct arch *arch, struct plan_request request)
-{
-    struct plan *plan = NULL;
-    struct err err = {0};
-    if (plan_make(arch, &request, &plan, &err) < 0)
-        fail_msg("%s", err.message);
-    return plan;
+    return planned_arch(text, n);
 }
 
 static void refused(const struct arch *arch, struct plan_request request, enum err_name name, const char *words)
@@ -62,7 +43,7 @@ static void refused(const struct arch *arch, struct plan_request request, enum e
 
 static void legal_is(const struct arch *arch, const uint32_t want[PLAN_MULTIPLES])
 {
-    struct plan *plan = made(arch, (struct plan_request){.tp = 1});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 1});
     for (size_t i = 0; i < PLAN_MULTIPLES; i++) {
         assert_int_equal(plan->legal[i].multiple_of, plan_multiples[i]);
         assert_int_equal(plan->legal[i].tp_max, want[i]);
@@ -81,7 +62,7 @@ static void limits_of_public_models(void **state)
     arch_free(arch);
     arch = moe_arch(256, 768, 192, 4, 8, 2); /* the experts are the narrower kind, and 192 is a unit and a half of 128 */
     legal_is(arch, (uint32_t[]){2, 3, 6, 12, 24});
-    struct plan *plan = made(arch, (struct plan_request){.tp = 2, .ducks = 2});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 2, .ducks = 2});
     assert_int_equal(plan->legal[2].tp_max_fleet, 2);
     plan_free(plan);
     arch_free(arch);
@@ -93,9 +74,9 @@ static void b01_refused_with_numbers(void **state)
     struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
     refused(arch, (struct plan_request){.tp = 8, .multiple_of = 128}, ERR_BAD_SHAPE,
             "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24, 16 allows 48, 8 allows 96");
-    struct plan *plan = made(arch, (struct plan_request){.tp = 8, .multiple_of = 64});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 8, .multiple_of = 64});
     plan_free(plan);
-    plan = made(arch, (struct plan_request){.tp = 8}); /* the planner finds a multiple_of that allows it */
+    plan = planned(arch, (struct plan_request){.tp = 8}); /* the planner finds a multiple_of that allows it */
     assert_true(plan->multiple_of < 128);
     plan_free(plan);
     arch_free(arch);
@@ -115,7 +96,7 @@ static void b03_mid_block(void **state)
         assert_int_equal(slice.neurons, 576);
     }
     struct arch *arch = dense_arch(256, 1152, 1);
-    struct plan *plan = made(arch, (struct plan_request){.tp = 2, .multiple_of = 64});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 2, .multiple_of = 64});
     struct layout_mlp layout, shared;
     bool has_shared;
     assert_int_equal(plan_layouts(arch, plan, 0, 1, &layout, &has_shared, &shared, NULL), 0);
@@ -144,7 +125,7 @@ static void b07_uneven(void **state)
     struct arch *arch = dense_arch(2048, 6144, 28);
     static const uint32_t tps[] = {11, 7, 3};
     for (size_t i = 0; i < 3; i++) {
-        struct plan *plan = made(arch, (struct plan_request){.tp = tps[i], .multiple_of = 128});
+        struct plan *plan = planned(arch, (struct plan_request){.tp = tps[i], .multiple_of = 128});
         uint32_t total = 0;
         for (uint32_t rank = 0; rank < tps[i]; rank++) {
             uint32_t neurons = plan->ranks[rank].dense.neurons;
@@ -187,7 +168,7 @@ static void bytes_are_the_layouts(void **state)
     (void)state;
     struct arch *arch = moe_arch(256, 768, 192, 4, 8, 2);
     for (uint32_t tp = 1; tp <= 6; tp++) {
-        struct plan *plan = made(arch, (struct plan_request){.tp = tp, .multiple_of = 32});
+        struct plan *plan = planned(arch, (struct plan_request){.tp = tp, .multiple_of = 32});
         uint64_t total = 0, neurons = 0;
         for (uint32_t rank = 0; rank < tp; rank++) {
             struct layout_mlp dense, routed, shared;
@@ -226,8 +207,8 @@ static void padding_is_counted(void **state)
 {
     (void)state;
     struct arch *arch = moe_arch(256, 0, 192, 1, 8, 2);
-    struct plan *even = made(arch, (struct plan_request){.tp = 2, .multiple_of = 32});
-    struct plan *padded = made(arch, (struct plan_request){.tp = 2, .multiple_of = 128});
+    struct plan *even = planned(arch, (struct plan_request){.tp = 2, .multiple_of = 32});
+    struct plan *padded = planned(arch, (struct plan_request){.tp = 2, .multiple_of = 128});
     assert_int_equal(padded->ranks[1].routed.neurons, 64);
     assert_int_equal(padded->ranks[1].routed.padded, 128);
     /* gate and up of 64 neurons more for each of 8 experts: 2 * 64 * 256 weights of 9/8 bytes */
@@ -244,7 +225,7 @@ static void units_of_eight(void **state)
     static const uint32_t hidden[] = {2048, 4096}, neurons[] = {768, 1536};
     for (size_t i = 0; i < 2; i++) {
         struct arch *arch = moe_arch(hidden[i], 0, neurons[i], 2, 128, 8);
-        struct plan *plan = made(arch, (struct plan_request){.tp = 32, .ducks = 32, .multiple_of = i ? 16 : 8});
+        struct plan *plan = planned(arch, (struct plan_request){.tp = 32, .ducks = 32, .multiple_of = i ? 16 : 8});
         uint64_t next = 0;
         for (uint32_t rank = 0; rank < 32; rank++) {
             assert_int_equal(plan->ranks[rank].routed.begin, next);
@@ -265,25 +246,25 @@ static void memory(void **state)
 {
     (void)state;
     struct arch *arch = dense_arch(1024, 3072, 28);
-    struct plan *plan = made(arch, (struct plan_request){.tp = 3, .multiple_of = 128});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 3, .multiple_of = 128});
     uint64_t largest = plan->ranks[0].bytes;
     char words[100];
     plan_free(plan);
-    plan = made(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest});
+    plan = planned(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest});
     plan_free(plan);
     snprintf(words, sizeof words, "(%llu bytes)", (unsigned long long)largest);
     refused(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
     refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = largest - 1}, ERR_NO_MEMORY, "nothing fits; the closest is tp 2");
     /* 1024 of 3072 neurons do not fit, so three ducks are too few, and what is said to do does. */
     refused(arch, (struct plan_request){.ducks = 3, .memory_bytes = largest - 1}, ERR_NO_MEMORY, "; what would do: 4 such ducks, or ");
-    plan = made(arch, (struct plan_request){.ducks = 4, .memory_bytes = largest - 1});
+    plan = planned(arch, (struct plan_request){.ducks = 4, .memory_bytes = largest - 1});
     assert_int_equal(plan->tp, 4);
     plan_free(plan);
     snprintf(words, sizeof words, "; what would do: %llu bytes on each of 3", (unsigned long long)largest);
     refused(arch, (struct plan_request){.tp = 3, .multiple_of = 128, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
     refused(arch, (struct plan_request){.tp = 3, .memory_bytes = largest - 1}, ERR_NO_MEMORY, words);
     refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = 4096}, ERR_NO_MEMORY, "need"); /* no number of ducks would do */
-    plan = made(arch, (struct plan_request){.ducks = 8, .memory_bytes = largest - 1}); /* chooses what fits */
+    plan = planned(arch, (struct plan_request){.ducks = 8, .memory_bytes = largest - 1});          /* chooses what fits */
     assert_true(plan->tp > 3);
     plan_free(plan);
     arch_free(arch);
@@ -293,18 +274,18 @@ static void chooses_the_fastest(void **state)
 {
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
-    struct plan *best = made(arch, (struct plan_request){.ducks = 12});
+    struct plan *best = planned(arch, (struct plan_request){.ducks = 12});
     assert_non_null(strstr(best->explanation, "chosen"));
     for (size_t i = 0; i < PLAN_MULTIPLES; i++) {
         for (uint32_t tp = 1; tp <= 12 && tp <= best->legal[i].tp_max; tp++) {
-            struct plan *plan = made(arch, (struct plan_request){.tp = tp, .multiple_of = plan_multiples[i], .ducks = 12});
+            struct plan *plan = planned(arch, (struct plan_request){.tp = tp, .multiple_of = plan_multiples[i], .ducks = 12});
             assert_true(plan->predicted.tokens_per_second <= best->predicted.tokens_per_second * 1.0011);
             assert_non_null(strstr(plan->explanation, "as asked for"));
             plan_free(plan);
         }
     }
     plan_free(best);
-    best = made(arch, (struct plan_request){0});
+    best = planned(arch, (struct plan_request){0});
     assert_true(best->tp <= PLAN_TP_AUTO_MAX);
     plan_free(best);
     arch_free(arch);
@@ -353,12 +334,12 @@ static void as_measured_elsewhere(void **state)
     };
     for (size_t i = 0; i < ARRAY_LENGTH(runs); i++) {
         struct arch *arch = moe_arch(runs[i].hidden, 0, runs[i].moe, runs[i].layers, 128, 8);
-        struct plan *plan = made(arch, (struct plan_request){.tp = runs[i].tp,
-                                                             .multiple_of = runs[i].multiple_of,
-                                                             .rates = {.params_per_s = runs[i].gparam * 1e9,
-                                                                       .link_bytes_per_s = 1e15,
-                                                                       .step_s = 1e-9,
-                                                                       .host_s = runs[i].host_ms * 1e-3}});
+        struct plan *plan = planned(arch, (struct plan_request){.tp = runs[i].tp,
+                                                                .multiple_of = runs[i].multiple_of,
+                                                                .rates = {.params_per_s = runs[i].gparam * 1e9,
+                                                                          .link_bytes_per_s = 1e15,
+                                                                          .step_s = 1e-9,
+                                                                          .host_s = runs[i].host_ms * 1e-3}});
         double predicted = plan->predicted.tokens_per_second;
         if (predicted < runs[i].measured * 0.85 || predicted > runs[i].measured * 1.15)
             fail_msg("run %zu: %.3f tokens/s predicted, %.3f measured", i, predicted, runs[i].measured);
@@ -371,7 +352,7 @@ static void as_measured_elsewhere(void **state)
 
 static void bottleneck_is(const struct arch *arch, struct plan_rates rates, enum plan_term term)
 {
-    struct plan *plan = made(arch, (struct plan_request){.tp = 6, .multiple_of = 128, .rates = rates});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 6, .multiple_of = 128, .rates = rates});
     const struct plan_prediction *p = &plan->predicted;
     if (p->bottleneck != term)
         fail_msg("%s is the bottleneck, expected %s", plan_term_name(p->bottleneck), plan_term_name(term));
@@ -398,7 +379,7 @@ static void links_and_rebuilding(void **state)
 {
     (void)state;
     struct arch *arch = moe_arch(2048, 6144, 768, 3, 128, 8); /* layer 0 dense */
-    struct plan *plan = made(arch, (struct plan_request){.tp = 5, .multiple_of = 128, .rates = {.link_bytes_per_s = 1e8}});
+    struct plan *plan = planned(arch, (struct plan_request){.tp = 5, .multiple_of = 128, .rates = {.link_bytes_per_s = 1e8}});
     /* x and a BF16 partial, and 8 ids and weights in two layers. */
     assert_int_equal(plan->link_bytes, 3 * (2 * 2 * 2048) + 2 * 8 * 8);
     uint64_t sent = 0, most = 0;
