@@ -16,15 +16,9 @@ from support.rpc import Raw, Rpc, RpcError, Session
 from support.service import DuckService
 
 LAYER = 2
-TOKENS = 256  # most of a second of the reference kernels, in which it can be met
+LONG = 0.6  # seconds at least of the reference kernels, in which a step can be met
 WAYS = pytest.mark.parametrize("way", [{}, {"ring": True}, {"one_shot": True}, {"one_shot": True, "ring": True}],
                                ids=["json", "ring", "one-shot", "one-shot-ring"])
-
-
-@pytest.fixture(scope="module")
-def many(reference):
-    parts = reference.inputs(LAYER, 4)
-    return tuple(np.concatenate([part] * (TOKENS // 4)) for part in parts)
 
 
 def load(daemon):
@@ -47,17 +41,22 @@ def rpc(served):
 
 
 class Fleet:
-    """What a prefill takes by itself, and what a short one takes that has to wait for what the ducks are at."""
+    """A prefill of as many tokens as take this machine LONG, and a short one that has to wait for what the ducks are at."""
 
-    def __init__(self, served, many, reference):
-        self.short = [part[:12] for part in many]
-        with Rpc(served.socket, 60 * SLOW) as one, Session(one, "m", TOKENS) as session, Session(one, "m", 12) as other:
-            begun = time.monotonic()
-            self.output = session.run("prefill", LAYER, *many)
-            self.whole = time.monotonic() - begun
+    def __init__(self, served, reference):
+        parts = reference.inputs(LAYER, 4)
+        self.tokens, self.whole = 128, 0
+        while self.whole < LONG:
+            self.tokens *= 2
+            self.many = tuple(np.concatenate([part] * (self.tokens // 4)) for part in parts)
+            with Rpc(served.socket, 60 * SLOW) as one, Session(one, "m", self.tokens) as session:
+                begun = time.monotonic()
+                self.output = session.run("prefill", LAYER, *self.many)
+                self.whole = time.monotonic() - begun
+        self.short = [part[:12] for part in self.many]
+        with Rpc(served.socket, 60 * SLOW) as one, Session(one, "m", 12) as other:
             self.short_output = other.run("prefill", LAYER, *self.short)
-        assert self.output == self.short_output[:len(self.output) // TOKENS * 4] * (TOKENS // 4)
-        assert self.whole > 0.2, "too quick to be met in the middle"
+        assert self.output == self.short_output[:len(self.output) // self.tokens * 4] * (self.tokens // 4)
 
     def expect_free(self, rpc):
         """A prefill is batch work, so it would wait for another."""
@@ -73,8 +72,8 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(served, many, reference):
-    return Fleet(served, many, reference)
+def fleet(served, reference):
+    return Fleet(served, reference)
 
 
 def expect_cancelled(step):
@@ -85,9 +84,9 @@ def expect_cancelled(step):
 
 
 @WAYS
-def test_by_its_client(rpc, fleet, many, way):
-    session = Session(rpc, "m", TOKENS, lanes=2, **way)
-    step = session.start("prefill", LAYER, *many)
+def test_by_its_client(rpc, fleet, way):
+    session = Session(rpc, "m", fleet.tokens, lanes=2, **way)
+    step = session.start("prefill", LAYER, *fleet.many)
     fleet.middle()
     begun = time.monotonic()
     step.cancel()
@@ -97,27 +96,27 @@ def test_by_its_client(rpc, fleet, many, way):
     assert told < 0.1 * SLOW
     step.cancel()  # it is over
     assert session.run("prefill", LAYER, *fleet.short) == fleet.short_output
-    assert session.run("prefill", LAYER, *many) == fleet.output
+    assert session.run("prefill", LAYER, *fleet.many) == fleet.output
     session.close()
 
 
 @pytest.mark.parametrize("one_shot", [False, True])
-def test_of_4096_tokens(rpc, fleet, many, one_shot):
+def test_of_4096_tokens(rpc, fleet, one_shot):
     with Session(rpc, "m", 4096, one_shot=one_shot) as session:
-        step = session.start("prefill", LAYER, *(np.concatenate([part] * (4096 // TOKENS)) for part in many))
+        step = session.start("prefill", LAYER, *(np.concatenate([part] * (4096 // fleet.tokens)) for part in fleet.many))
         time.sleep(0.2 * SLOW)
         step.cancel()
         expect_cancelled(step)
-        print(f"free after {fleet.expect_free(rpc) * 1e3:.1f} ms of {fleet.whole * 4096 // TOKENS * 1e3:.0f}")
-        assert session.run("prefill", LAYER, *many) == fleet.output
+        print(f"free after {fleet.expect_free(rpc) * 1e3:.1f} ms of {fleet.whole * 4096 / fleet.tokens * 1e3:.0f}")
+        assert session.run("prefill", LAYER, *fleet.many) == fleet.output
 
 
 @WAYS
-def test_one_of_two(rpc, fleet, many, way):
+def test_one_of_two(rpc, fleet, way):
     """The one that waits for the other's turn; then the one that runs."""
-    session = Session(rpc, "m", TOKENS, lanes=2, **way)
+    session = Session(rpc, "m", fleet.tokens, lanes=2, **way)
     for first in (True, False):
-        steps = [session.start("prefill", LAYER, *many), session.start("prefill", LAYER, *many)]
+        steps = [session.start("prefill", LAYER, *fleet.many), session.start("prefill", LAYER, *fleet.many)]
         fleet.middle()
         steps[first].cancel()
         expect_cancelled(steps[first])
@@ -125,29 +124,29 @@ def test_one_of_two(rpc, fleet, many, way):
     session.close()
 
 
-def test_a_duck_over_tcp(build, tmp_path, make_daemon, fleet, many):
+def test_a_duck_over_tcp(build, tmp_path, make_daemon, fleet):
     service = DuckService(build, tmp_path, "far")
     service.env["FP9_CPU"] = "ref"
     service.start()
     try:
         daemon = make_daemon(ducks=1, remote=[("far", service.address)], env={"FP9_CPU": "ref"})
         load(daemon)
-        with Rpc(daemon.socket, 60 * SLOW) as rpc, Session(rpc, "m", TOKENS) as session:
-            assert session.run("prefill", LAYER, *many) == fleet.output
-            step = session.start("prefill", LAYER, *many)
+        with Rpc(daemon.socket, 60 * SLOW) as rpc, Session(rpc, "m", fleet.tokens) as session:
+            assert session.run("prefill", LAYER, *fleet.many) == fleet.output
+            step = session.start("prefill", LAYER, *fleet.many)
             fleet.middle()
             step.cancel()
             expect_cancelled(step)
             fleet.expect_free(rpc)
-            assert session.run("prefill", LAYER, *many) == fleet.output
+            assert session.run("prefill", LAYER, *fleet.many) == fleet.output
     finally:
         service.end()
 
 
 @pytest.mark.parametrize("one_shot", [False, True])
-def test_session_closed(rpc, fleet, many, one_shot):
-    session = Session(rpc, "m", TOKENS, one_shot=one_shot)
-    session.start("prefill", LAYER, *many)
+def test_session_closed(rpc, fleet, one_shot):
+    session = Session(rpc, "m", fleet.tokens, one_shot=one_shot)
+    session.start("prefill", LAYER, *fleet.many)
     fleet.middle()
     session.close()
     fleet.expect_free(rpc)
@@ -159,9 +158,10 @@ sys.path[:0] = sys.argv[1].split(":")
 import numpy as np
 import fp9
 with fp9.connect(sys.argv[2]) as connection:
-    session = connection.session_open("m", 256)
-    x = np.zeros((256, session.hidden_size), np.uint16)
-    session.start("prefill", 2, x, np.tile(np.array([[0, 1]], np.int32), (256, 1)), np.ones((256, 2), np.float32))
+    tokens = int(sys.argv[3])
+    session = connection.session_open("m", tokens)
+    x = np.zeros((tokens, session.hidden_size), np.uint16)
+    session.start("prefill", 2, x, np.tile(np.array([[0, 1]], np.int32), (tokens, 1)), np.ones((tokens, 2), np.float32))
     print("started", flush=True)
     sys.stdin.read()
 """
@@ -169,7 +169,8 @@ with fp9.connect(sys.argv[2]) as connection:
 
 def test_client_killed(served, rpc, fleet):
     path = ":".join(sys.path)
-    client = subprocess.Popen([sys.executable, "-c", CLIENT, path, served.socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    client = subprocess.Popen([sys.executable, "-c", CLIENT, path, served.socket, str(fleet.tokens)], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE)
     try:
         assert client.stdout.readline() == b"started\n"
         fleet.middle()
@@ -180,19 +181,19 @@ def test_client_killed(served, rpc, fleet):
     served.wait_for("its session to end", lambda: not rpc.call("session.list")["sessions"])
 
 
-def test_deadline(rpc, fleet, many):
-    with Session(rpc, "m", TOKENS) as session:
+def test_deadline(rpc, fleet):
+    with Session(rpc, "m", fleet.tokens) as session:
         with pytest.raises(RpcError) as caught:
-            session.start("prefill", LAYER, *many, deadline_ms=int(fleet.whole * 200)).wait()
+            session.start("prefill", LAYER, *fleet.many, deadline_ms=int(fleet.whole * 200)).wait()
         assert caught.value.name == "DEADLINE"
         fleet.expect_free(rpc)
         assert session.run("prefill", LAYER, *fleet.short) == fleet.short_output
 
 
-def test_of_nothing(served, rpc, fleet, many):
+def test_of_nothing(served, rpc, fleet):
     """Of steps that are not there, twice, of other sessions and other connections: told by name, and nobody's step ends."""
-    with Session(rpc, "m", TOKENS) as session, Session(rpc, "m", 12) as other, Rpc(served.socket, 30 * SLOW) as stranger:
-        step = session.start("prefill", LAYER, *many)
+    with Session(rpc, "m", fleet.tokens) as session, Session(rpc, "m", 12) as other, Rpc(served.socket, 30 * SLOW) as stranger:
+        step = session.start("prefill", LAYER, *fleet.many)
         assert rpc.step_cancel(other.id, step.number) == {"cancelled": False}
         for request in (step.number + 10 ** 6, 0, -1, str(step.number), "", "x" * 1000):
             assert rpc.step_cancel(session.id, request) == {"cancelled": False}
@@ -205,13 +206,13 @@ def test_of_nothing(served, rpc, fleet, many):
                 rpc.step_cancel(session.id, request)
             assert caught.value.name == "BAD_REQUEST" and "request" in caught.value.message
         assert bytes(step.wait().y) == fleet.output
-        step = session.start("prefill", LAYER, *many)
+        step = session.start("prefill", LAYER, *fleet.many)
         assert rpc.step_cancel(session.id, step.number) == {"cancelled": True}
         assert rpc.step_cancel(session.id, step.number) == {"cancelled": False}
         expect_cancelled(step)
 
 
-def test_ids_are_the_clients_own(served, rpc, fleet, many):
+def test_ids_are_the_clients_own(served, rpc, fleet):
     """A string is as good as a number; of two requests by one id both end."""
     with Raw(served.socket, 60 * SLOW) as raw, Session(rpc, "m", 12):
         raw.send_raw(b'{"jsonrpc":"2.0","id":1,"method":"session.open","params":{"model":"m","max_tokens":256,"lanes":2}}\n')
@@ -228,10 +229,10 @@ def test_ids_are_the_clients_own(served, rpc, fleet, many):
     fleet.expect_free(rpc)
 
 
-def test_floods(served, rpc, fleet, many):
+def test_floods(served, rpc, fleet):
     """As many cancels as a client can send, in JSON and in a ring, while others work."""
-    with Rpc(served.socket, 60 * SLOW) as noisy, Session(noisy, "m", TOKENS, ring=True) as session, Session(rpc, "m", 12) as calm:
-        step = session.start("prefill", LAYER, *many)
+    with Rpc(served.socket, 60 * SLOW) as noisy, Session(noisy, "m", fleet.tokens, ring=True) as session, Session(rpc, "m", 12) as calm:
+        step = session.start("prefill", LAYER, *fleet.many)
         end = time.monotonic() + 1
         while time.monotonic() < end:
             for _ in range(20):
@@ -248,17 +249,17 @@ def test_floods(served, rpc, fleet, many):
             assert time.monotonic() - begun < 0.1 * SLOW
         assert bytes(step.wait().y) == fleet.output
         session.ring._cancels = words[ring.CANCELS // 4]
-        step = session.start("prefill", LAYER, *many)
+        step = session.start("prefill", LAYER, *fleet.many)
         step.cancel()
         expect_cancelled(step)
 
 
-def test_again_and_again(rpc, fleet, many):
+def test_again_and_again(rpc, fleet):
     """At any moment, from before its first tile to after its last: it is cancelled or right, and so is what comes next."""
     ended = 0
-    with Session(rpc, "m", TOKENS, ring=True) as session:
+    with Session(rpc, "m", fleet.tokens, ring=True) as session:
         for round_ in range(12):
-            step = session.start("prefill", LAYER, *many)
+            step = session.start("prefill", LAYER, *fleet.many)
             time.sleep(fleet.whole * round_ / 10)
             step.cancel()
             try:
