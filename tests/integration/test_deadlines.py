@@ -80,7 +80,7 @@ def test_a_duck_that_answers_all_but_steps(make_daemon, reference):
 
 
 def test_one_for_all_in_the_configuration(make_daemon, reference):
-    served = make_daemon(ducks=1, fleet="heartbeat_s = 60\ndeadline_s = 1")
+    served = make_daemon(ducks=1, fleet=f"heartbeat_s = 60\ndeadline_s = {SLOW}")
     served.ok("load", MODEL, "--name", "shakespeare", "--tp", 1, "--multiple-of", 128)
     x, ids, weights = reference.inputs(LAYER, 4)
     victim = served.duck_pids()[0]
@@ -89,7 +89,7 @@ def test_one_for_all_in_the_configuration(make_daemon, reference):
         good = session.run("decode", LAYER, x, ids, weights)
         os.kill(victim, signal.SIGSTOP)
         try:
-            expect_deadline(rpc, "decode", session.place(x, ids, weights), 1000, served.duck_name(victim))
+            expect_deadline(rpc, "decode", session.place(x, ids, weights), 1000 * SLOW, served.duck_name(victim))
             expect_deadline(rpc, "decode", dict(session.place(x, ids, weights), deadline_ms=DEADLINE), DEADLINE, served.duck_name(victim))
         finally:
             os.kill(victim, signal.SIGCONT)
