@@ -45,6 +45,7 @@ struct load {
     _Atomic uint64_t digest_bytes;
     /* records of digests */
     uint64_t saved_known; /* digests that the database has */
+    bool scales_saved;    /* it has the scales */
     uint64_t saved_ns;
     unsigned saving; /* tasks on the disk worker that point here */
 };
@@ -67,6 +68,7 @@ static void load_free(struct load *load)
 }
 
 static bool save_sources(struct load *load);
+static bool save_scales(struct load *load);
 
 void load_forget(struct head *head, uint64_t job)
 {
@@ -74,7 +76,7 @@ void load_forget(struct head *head, uint64_t job)
         struct load *load = *at;
         if (load->job != job || load->opening || load->digesting || load->streaming || load->saving)
             continue;
-        if (save_sources(load))
+        if (save_sources(load) || save_scales(load))
             return; /* and is forgotten when that is done */
         *at = load->next;
         load_free(load);
@@ -154,9 +156,21 @@ static void save_records(struct load *load)
     if (known == load->saved_known || load->from_memory || load->memory_fd >= 0)
         return; /* memory is gone when the job is over: what is remembered of it is in save_sources */
     load->saved_known = known;
+    load->scales_saved = true;
     load->saved_ns = clock_now_ns();
     load->saving++;
     worker_submit(load->head->disk, save_run, save_done, load);
+}
+
+/* Other scales with the same weights: no digest becomes known by them, yet the next load must not find them changed once more. */
+static bool save_scales(struct load *load)
+{
+    const struct core_job *job = core_job_find(load->head->core, load->job);
+    if (load->scales_saved || !load->checkpoint || !job || job->state != CORE_JOB_DONE || !checkpoint_scales_changed(load->checkpoint))
+        return false;
+    load->saved_known = UINT64_MAX; /* whatever the number says */
+    save_records(load);
+    return load->saving > 0;
 }
 
 /* ---- models whose weights were in a client's memory ---- */

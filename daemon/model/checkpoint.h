@@ -26,8 +26,8 @@ struct checkpoint;
 struct checkpoint_matrix {
     const char *name;                   /* "model.layers.1.mlp.experts.3.down_proj", also where no tensor has that name */
     uint32_t rows, columns;             /* as stored: [out, in] */
-    uint32_t shard;                     /* index for checkpoint_shard_name */
-    uint64_t offset;                    /* in that file */
+    uint32_t shard, scale_shard;        /* of the weight and of its scales: indexes for checkpoint_shard_name */
+    uint64_t offset;                    /* of the weight, in its file */
     const float *scales;                /* [scale_rows][scale_columns], exact binary32 of whatever dtype the file has */
     uint32_t scale_rows, scale_columns; /* ceil((row_origin + rows) / 128), ceil(columns / 128) */
     uint32_t row_origin; /* row r has the scales of block row (row_origin + r) / 128; a multiple of 16. 0 but for an up whose blocks begin
@@ -122,9 +122,11 @@ uint32_t checkpoint_shard_count(const struct checkpoint *checkpoint);
 int checkpoint_record_write(const struct checkpoint *checkpoint, uint32_t shard, struct buf *record);
 /* Takes a record that was written for a file of this name. One that makes no sense is ignored (false). */
 bool checkpoint_record_read(struct checkpoint *checkpoint, uint32_t shard, const uint8_t *record, size_t length);
-/* The shards whose weights or scales are not what their last record says, "model-00003.safetensors, model-00007.safetensors and 4
- * more"; "" when none is known to differ. */
+/* The shards that hold weights or scales which are not what the shard's last record says, "model-00003.safetensors,
+ * model-00007.safetensors and 4 more"; "" when none is known to differ. */
 void checkpoint_changed_shards(const struct checkpoint *checkpoint, char *text, size_t size);
+/* Scales, which are read when a checkpoint is opened, are not what the records say that were read: those should be written anew. */
+bool checkpoint_scales_changed(const struct checkpoint *checkpoint);
 
 /* Model key: SHA-256 of layout version, architecture numbers, tp, multiple_of, strategy and every layer's sources. -EAGAIN while a digest
  * is unknown. */

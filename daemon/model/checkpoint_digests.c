@@ -120,12 +120,18 @@ static uint64_t name_of(const struct checkpoint_matrix *matrix)
     return checksum_of(matrix->name, strlen(matrix->name));
 }
 
-/* magic, count, identity, then by matrix: name, scales, is the digest known, digest. */
+static bool is_in(const struct checkpoint_matrix *matrix, uint32_t shard)
+{
+    return matrix->shard == shard || matrix->scale_shard == shard;
+}
+
+/* magic, count, identity, then by matrix whose weight or scales are in the shard: name, scales, is the digest known, digest. The digest
+ * counts only where the weight is, the scales only where they are. */
 int checkpoint_record_write(const struct checkpoint *checkpoint, uint32_t shard, struct buf *record)
 {
     uint32_t count = 0;
     for (size_t i = 0; i < checkpoint->matrix_count; i++)
-        count += checkpoint->matrices[i].shard == shard;
+        count += is_in(&checkpoint->matrices[i], shard);
     size_t size = RECORD_HEAD + (size_t)count * RECORD_ENTRY;
     int r = buf_reserve(record, size, CHECKPOINT_RECORD_MAX);
     if (r < 0)
@@ -143,9 +149,9 @@ int checkpoint_record_write(const struct checkpoint *checkpoint, uint32_t shard,
     for (size_t i = 0; i < checkpoint->matrix_count; i++) {
         const struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
         static const uint8_t none[DIGEST_SIZE];
-        if (matrix->shard != shard)
+        if (!is_in(matrix, shard))
             continue;
-        bool known = checkpoint_digest_known(checkpoint, matrix);
+        bool known = matrix->shard == shard && checkpoint_digest_known(checkpoint, matrix);
         bytes_write_u64(&w, name_of(matrix));
         bytes_write_u64(&w, checkpoint->digests[i].scales);
         bytes_write_u8(&w, known);
@@ -167,12 +173,15 @@ static int by_name(const void *a, const void *b)
     return (x->name > y->name) - (x->name < y->name);
 }
 
-static void take_entry(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, const struct entry *entry, bool same_file)
+static void take_entry(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t shard, const struct entry *entry,
+                       bool same_file)
 {
     struct checkpoint_digest *at = &checkpoint->digests[place_of(checkpoint, matrix)];
-    at->had_scales = true;
-    at->old_scales = entry->scales;
-    if (!entry->known)
+    if (matrix->scale_shard == shard) {
+        at->had_scales = true;
+        at->old_scales = entry->scales;
+    }
+    if (matrix->shard != shard || !entry->known)
         return;
     at->had_digest = true;
     memcpy(at->old_digest, entry->digest, DIGEST_SIZE);
@@ -208,23 +217,38 @@ bool checkpoint_record_read(struct checkpoint *checkpoint, uint32_t shard, const
     qsort(entries, count, sizeof *entries, by_name);
     for (size_t i = 0; i < checkpoint->matrix_count; i++) {
         const struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
-        if (matrix->shard != shard)
+        if (!is_in(matrix, shard))
             continue;
         const struct entry key = {.name = name_of(matrix)};
         const struct entry *entry = bsearch(&key, entries, count, sizeof *entries, by_name);
         if (entry)
-            take_entry(checkpoint, matrix, entry, same);
+            take_entry(checkpoint, matrix, shard, entry, same);
     }
     return true;
 }
 
-static bool changed(const struct checkpoint *checkpoint, size_t i)
+static bool scales_changed(const struct checkpoint_digest *at)
 {
+    return at->had_scales && at->old_scales != at->scales;
+}
+
+/* By what the shard holds of the matrix. */
+static bool changed(const struct checkpoint *checkpoint, size_t i, uint32_t shard)
+{
+    const struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
     const struct checkpoint_digest *at = &checkpoint->digests[i];
-    if (at->had_scales && at->old_scales != at->scales)
+    if (matrix->scale_shard == shard && scales_changed(at))
         return true;
-    return at->had_digest && checkpoint_digest_known(checkpoint, &checkpoint->matrices[i]) &&
+    return matrix->shard == shard && at->had_digest && checkpoint_digest_known(checkpoint, matrix) &&
            memcmp(at->old_digest, at->digest, DIGEST_SIZE) != 0;
+}
+
+bool checkpoint_scales_changed(const struct checkpoint *checkpoint)
+{
+    for (size_t i = 0; i < checkpoint->matrix_count; i++)
+        if (scales_changed(&checkpoint->digests[i]))
+            return true;
+    return false;
 }
 
 void checkpoint_changed_shards(const struct checkpoint *checkpoint, char *text, size_t size)
@@ -234,7 +258,7 @@ void checkpoint_changed_shards(const struct checkpoint *checkpoint, char *text, 
     for (uint32_t shard = 0; shard < checkpoint_shard_count(checkpoint); shard++) {
         bool any = false;
         for (size_t i = 0; i < checkpoint->matrix_count && !any; i++)
-            any = checkpoint->matrices[i].shard == shard && changed(checkpoint, i);
+            any = changed(checkpoint, i, shard);
         if (!any)
             continue;
         const char *name = checkpoint_shard_name(checkpoint, shard);

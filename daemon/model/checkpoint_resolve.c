@@ -120,6 +120,7 @@ static int add_matrix(struct checkpoint *checkpoint, uint32_t layer, int expert,
     char name[ARCH_NAME_MAX];
     arch_matrix_name(arch, layer, expert, which, name);
     at.shard = source.shard;
+    at.scale_shard = source.scale_shard;
     at.row_origin = source.row_origin;
     at.scale_rows = (uint32_t)size_ceil_div((uint64_t)at.row_origin + at.rows, LAYOUT_BLOCK);
     size_t scale_bytes = (size_t)at.scale_rows * at.scale_columns * sizeof(float);

@@ -12,7 +12,7 @@ import time
 import pytest
 from support.daemon import program
 from support.model import MODEL, output
-from support.safetensors import read_header
+from support.safetensors import Tensor, read, read_header, write
 
 
 def load(daemon, path, *more, name="m", tp=3, multiple_of=64):
@@ -94,6 +94,33 @@ def test_changed_weights_prepare_only_their_layer(make_daemon, checkpoint, refer
     assert fresh["model_key"] == changed["model_key"]
     assert mine == slots(twin)
     assert bits(daemon, reference, tmp_path) == bits(twin, reference, tmp_path)
+
+
+def test_changed_scales_name_their_own_file_and_once(make_daemon, checkpoint):
+    """Scales in a file of their own, the weights stay: the reason names that file, and no longer once the load is done."""
+    daemon = make_daemon()
+    tensor = "model.layers.2.mlp.experts.3.up_proj.weight_scale_inv"
+    shard, _ = shard_of(checkpoint, tensor)
+    tensors = read(os.path.join(checkpoint, shard))
+    scales = tensors.pop(tensor)
+    write(os.path.join(checkpoint, shard), tensors)
+    write(os.path.join(checkpoint, "scales.safetensors"), {tensor: scales})
+    index = os.path.join(checkpoint, "model.safetensors.index.json")
+    text = open(index).read()
+    with open(index, "w") as file:
+        file.write(text.replace(f'"{tensor}": "{shard}"', f'"{tensor}": "scales.safetensors"'))
+    first = load(daemon, checkpoint)
+    other = scales.array.copy()
+    other[0, 0] ^= 1
+    write(os.path.join(checkpoint, "scales.safetensors"), {tensor: Tensor(scales.dtype, other)})
+    changed = load(daemon, checkpoint)
+    assert changed["reason"] == "weights changed: scales.safetensors; 3 of 12 slots were missing", changed
+    assert changed["cache"] == "partial" and changed["model_key"] != first["model_key"]
+    # Another change later names its own file alone.
+    name = flip(checkpoint, "model.layers.0.mlp.up_proj.weight")
+    assert name != shard
+    later = load(daemon, checkpoint)
+    assert later["reason"] == f"weights changed: {name}; 3 of 12 slots were missing", later
 
 
 def test_config_edit_is_another_key_and_sends_nothing(make_daemon, checkpoint):
