@@ -1,23 +1,20 @@
 #include "daemon/head/load_stream.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/load_cut.h"
 #include "daemon/head/load_hash.h"
+#include "daemon/head/load_parcels.h"
 #include "daemon/head/load_slice.h"
 #include "daemon/head/stage.h"
 #include "proto/base/background.h"
 #include "proto/base/size.h"
-#include "proto/wire/msg_staged.h"
 
 #define STREAM_PIECE_BYTES (4u * 1024 * 1024) /* of codes, read one after another */
 #define STREAM_READ_BYTES (256u * 1024)       /* of them by one call: steps may have to wait while the kernel copies them */
-#define STREAM_FRAME_BYTES (512u * 1024)      /* of codes, at most in one frame: what a step may have to wait for */
-#define STREAM_ON_THE_WAY (64u * 1024 * 1024) /* framed and not yet written to links: how far ducks may be apart */
-#define STREAM_SPARES 64                      /* frames whose memory is used again */
 
 _Static_assert(STREAM_PIECE_BYTES + WIRE_HIDDEN_MAX * LAYOUT_TILE_ROWS <= STAGE_PIECE_BYTES, "a piece of rows fits the stage");
 _Static_assert(LOAD_HASH_PIECES <= STAGE_PIECES, "every piece has its place");
@@ -31,27 +28,12 @@ struct load_stream {
     uint32_t *duck_of_rank;       /* owned */
     bool *sees_stage;             /* owned; by rank: its duck reads rows where they were read to */
     bool staged;                  /* pieces are in the stage */
-    uint64_t ticket;              /* of the last rows told of; the reader's */
     struct core_missing *missing; /* owned */
     size_t missing_count;
     struct load_hash *hash; /* owned */
-    float *scales;          /* owned, of one frame */
-    atomic_bool cancelled;
-    _Atomic uint64_t read_bytes, sent_bytes; /* rows that ducks are shown in the stage are sent */
-    pthread_mutex_t lock;
-    pthread_cond_t less; /* on_the_way went down, or cancelled */
-    uint64_t on_the_way; /* under lock */
-    struct buf spares[STREAM_SPARES];
-    size_t spare_count; /* under lock */
-};
-
-/* One layer's missing ranks while it is being sent. */
-struct target {
-    uint32_t rank;
-    uint64_t request;
-    struct layout_mlp layout;
-    bool has_shared;
-    struct layout_mlp shared;
+    _Atomic uint64_t read_bytes;
+    struct load_parcels parcels;
+    struct load_cutter cutter;
 };
 
 struct load_stream *load_stream_new(struct head *head, const struct core_job *job, const struct core_model *model)
@@ -77,8 +59,7 @@ struct load_stream *load_stream_new(struct head *head, const struct core_job *jo
     stream->missing_count = job->missing_count;
     for (uint32_t rank = 0; rank < tp; rank++)
         stream->sees_stage[rank] = peer_sees_stage(head->peers[stream->duck_of_rank[rank]]);
-    pthread_mutex_init(&stream->lock, NULL);
-    pthread_cond_init(&stream->less, NULL);
+    load_parcels_init(&stream->parcels, head);
     return stream;
 }
 
@@ -91,201 +72,23 @@ void load_stream_free(struct load_stream *stream)
     free(stream->sees_stage);
     free(stream->missing);
     load_hash_free(stream->hash);
-    free(stream->scales);
-    for (size_t i = 0; i < stream->spare_count; i++)
-        buf_release(&stream->spares[i]);
-    pthread_cond_destroy(&stream->less);
-    pthread_mutex_destroy(&stream->lock);
+    free(stream->cutter.scales);
+    load_parcels_release(&stream->parcels);
     free(stream);
 }
 
 void load_stream_cancel(struct load_stream *stream)
 {
-    atomic_store(&stream->cancelled, true);
-    pthread_mutex_lock(&stream->lock);
-    pthread_cond_signal(&stream->less);
-    pthread_mutex_unlock(&stream->lock);
+    load_parcels_cancel(&stream->parcels);
 }
 
 void load_stream_progress(struct load_stream *stream, uint64_t *ret_read_bytes, uint64_t *ret_sent_bytes)
 {
     *ret_read_bytes = atomic_load(&stream->read_bytes);
-    *ret_sent_bytes = atomic_load(&stream->sent_bytes);
-}
-
-/* ---- frames on their way ---- */
-
-struct parcel {
-    struct load_stream *stream;
-    uint32_t duck;
-    size_t bytes;
-    struct outgoing *out;
-    struct load_piece *piece; /* lent to it; NULL: none */
-};
-
-/* Loop thread: the frame is written, or dropped with its link; of rows in the stage: they are read no more. */
-static void parcel_sent(void *user)
-{
-    struct parcel *parcel = user;
-    struct load_stream *stream = parcel->stream;
-    if (parcel->piece)
-        load_hash_release(stream->hash, parcel->piece);
-    pthread_mutex_lock(&stream->lock);
-    if (stream->spare_count < STREAM_SPARES && parcel->bytes > STREAM_FRAME_BYTES / 8) {
-        stream->spares[stream->spare_count++] = parcel->out->buf;
-        parcel->out->buf = (struct buf){0};
-    }
-    stream->on_the_way -= parcel->bytes;
-    pthread_cond_signal(&stream->less);
-    pthread_mutex_unlock(&stream->lock);
-    free(parcel);
-}
-
-/* Loop thread. */
-static void parcel_hand_over(void *user)
-{
-    struct parcel *parcel = user;
-    struct outgoing *out = parcel->out;
-    peer_send(parcel->stream->head->peers[parcel->duck], out, true);
-    outgoing_unref(out); /* may call parcel_sent */
-}
-
-/* Waits until the links have taken enough, then hands the frame to the loop. Takes out; lends the piece, if any, until the frame is
- * done with. */
-static int send_out(struct load_stream *stream, uint32_t rank, struct outgoing *out, struct load_piece *piece, struct err *err)
-{
-    struct parcel *parcel = calloc(1, sizeof *parcel);
-    if (!parcel)
-        abort();
-    *parcel = (struct parcel){.stream = stream, .duck = stream->duck_of_rank[rank], .bytes = out->buf.length, .out = out, .piece = piece};
-    if (piece)
-        load_hash_lend(stream->hash, piece);
-    pthread_mutex_lock(&stream->lock);
-    while (stream->on_the_way > STREAM_ON_THE_WAY && !atomic_load(&stream->cancelled))
-        pthread_cond_wait(&stream->less, &stream->lock);
-    stream->on_the_way += parcel->bytes;
-    pthread_mutex_unlock(&stream->lock);
-    atomic_fetch_add(&stream->sent_bytes, parcel->bytes);
-    out->sent = parcel_sent;
-    out->user = parcel;
-    loop_post(stream->head->loop, parcel_hand_over, parcel);
-    if (atomic_load(&stream->cancelled))
-        return err_set(err, -ECANCELED, ERR_CANCELLED, "load was cancelled");
-    return 0;
-}
-
-/* The stream may only go when no parcel points to it. Links that are lost drop their frames, so this ends. */
-static void wait_for_parcels(struct load_stream *stream)
-{
-    pthread_mutex_lock(&stream->lock);
-    while (stream->on_the_way)
-        pthread_cond_wait(&stream->less, &stream->lock);
-    pthread_mutex_unlock(&stream->lock);
-}
-
-static int encoded(int r, struct outgoing *out, struct err *err)
-{
-    if (r == 0)
-        return 0;
-    outgoing_unref(out);
-    return err_set(err, r, r == -ENOMEM ? ERR_NO_MEMORY : ERR_INTERNAL, "a prepare frame cannot be made: %s", strerror(-r));
-}
-
-static int send_empty(struct load_stream *stream, enum wire_type type, const struct target *target, struct err *err)
-{
-    struct outgoing *out = outgoing_new();
-    int r = encoded(msg_empty_encode(&out->buf, type, target->request), out, err);
-    return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
+    *ret_sent_bytes = atomic_load(&stream->parcels.sent_bytes);
 }
 
 /* ---- one matrix ---- */
-
-static struct outgoing *outgoing_for_rows(struct load_stream *stream)
-{
-    struct outgoing *out = outgoing_new();
-    pthread_mutex_lock(&stream->lock);
-    if (stream->spare_count)
-        out->buf = stream->spares[--stream->spare_count];
-    pthread_mutex_unlock(&stream->lock);
-    out->buf.length = 0;
-    return out;
-}
-
-/* What is cut out for one rank of the rows that were read. */
-struct cut {
-    const struct checkpoint_matrix *matrix;
-    const struct target *target;
-    const struct layout_mlp *layout;
-    uint32_t expert; /* as the wire has it */
-    enum kernels_matrix which;
-    uint32_t first_row, rows; /* of the slice */
-    struct load_piece *piece;
-    const uint8_t *codes; /* in it: of the first of these rows, the matrix's first column */
-    uint32_t first_column, columns;
-};
-
-static int send_frame(struct load_stream *stream, const struct cut *cut, uint32_t row, uint32_t rows, struct err *err)
-{
-    struct msg_prepare_data msg = {
-        .expert = cut->expert,
-        .matrix = (uint8_t)cut->which,
-        .first_row = cut->first_row + row,
-        .rows = rows,
-        .columns = cut->columns,
-        .scale_count = load_slice_scales(cut->matrix, cut->layout, cut->which, cut->first_row + row, rows, stream->scales),
-    };
-    struct outgoing *out = outgoing_for_rows(stream);
-    size_t stride = cut->matrix->columns;
-    const uint8_t *from = cut->codes + row * stride + cut->first_column;
-    uint8_t *to;
-    int r = encoded(msg_prepare_data_encode(&out->buf, cut->target->request, &msg, stream->scales, &to), out, err);
-    if (r < 0)
-        return r;
-    if (cut->columns == stride)
-        memcpy(to, from, rows * stride);
-    else
-        for (uint32_t i = 0; i < rows; i++)
-            memcpy(to + (size_t)i * cut->columns, from + i * stride, cut->columns);
-    return send_out(stream, cut->target->rank, out, NULL, err);
-}
-
-static int send_staged(struct load_stream *stream, const struct cut *cut, struct err *err)
-{
-    struct msg_prepare_staged msg = {
-        .rows = {.expert = cut->expert,
-                 .matrix = (uint8_t)cut->which,
-                 .first_row = cut->first_row,
-                 .rows = cut->rows,
-                 .columns = cut->columns,
-                 .scale_count = load_slice_scales(cut->matrix, cut->layout, cut->which, cut->first_row, cut->rows, stream->scales)},
-        .ticket = ++stream->ticket,
-        .offset = (uint64_t)(cut->codes + cut->first_column - stream->head->stage->bytes),
-        .stride = cut->matrix->columns,
-    };
-    struct outgoing *out = outgoing_new();
-    int r = encoded(msg_prepare_staged_encode(&out->buf, cut->target->request, &msg, stream->scales), out, err);
-    if (r < 0)
-        return r;
-    out->staged = true;
-    out->ticket = msg.ticket;
-    atomic_fetch_add(&stream->sent_bytes, (uint64_t)cut->rows * cut->columns);
-    return send_out(stream, cut->target->rank, out, cut->piece, err);
-}
-
-/* In frames that begin where tiles begin. */
-static int send_cut(struct load_stream *stream, const struct cut *cut, struct err *err)
-{
-    uint32_t most = STREAM_FRAME_BYTES / cut->columns / LAYOUT_TILE_ROWS * LAYOUT_TILE_ROWS;
-    uint32_t begin = (cut->which == KERNELS_DOWN ? 0 : cut->layout->begin) + cut->first_row;
-    int r = 0;
-    if (stream->staged && stream->sees_stage[cut->target->rank])
-        return send_staged(stream, cut, err);
-    for (uint32_t row = 0, rows; r == 0 && row < cut->rows; row += rows) {
-        rows = load_slice_next_rows(begin, cut->rows, row, most ? most : LAYOUT_TILE_ROWS);
-        r = send_frame(stream, cut, row, rows, err);
-    }
-    return r;
-}
 
 static int find_nan(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, const uint8_t *codes, uint32_t first,
                     uint32_t rows, struct err *err)
@@ -308,7 +111,7 @@ static int find_nan(struct checkpoint *checkpoint, const struct checkpoint_matri
 static int read_piece(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first,
                       uint32_t rows, bool digest, struct load_piece **ret_piece, struct err *err)
 {
-    if (atomic_load(&stream->cancelled))
+    if (atomic_load(&stream->parcels.cancelled))
         return err_set(err, -ECANCELED, ERR_CANCELLED, "load was cancelled");
     struct load_piece *piece = load_hash_piece(stream->hash);
     uint32_t most = load_slice_rows_at_once(matrix, STREAM_READ_BYTES);
@@ -333,53 +136,12 @@ static int read_piece(struct load_stream *stream, struct checkpoint *checkpoint,
     return 0;
 }
 
-static const struct layout_mlp *layout_of(const struct target *target, int expert)
-{
-    return expert == ARCH_EXPERT_SHARED ? &target->shared : &target->layout;
-}
-
-/* As its owners count it. */
-static uint32_t wire_expert(const struct load_stream *stream, const struct target *target, int expert)
-{
-    if (expert < 0)
-        return expert == ARCH_EXPERT_SHARED ? MSG_EXPERT_SHARED : 0;
-    return (uint32_t)expert - stream->plan.ranks[target->rank].expert_first;
-}
-
-/* Rows [first, first + rows) of gate or up as far as they are the target's. */
-static int send_rows(struct load_stream *stream, const struct cut *whole, uint32_t first, uint32_t rows, struct err *err)
-{
-    const struct layout_mlp *layout = whole->layout;
-    uint32_t begin = first > layout->begin ? first : layout->begin, end = first + rows, slice_end = layout->begin + layout->neurons;
-    end = end < slice_end ? end : slice_end;
-    if (begin >= end)
-        return 0;
-    struct cut cut = *whole;
-    cut.first_row = begin - layout->begin;
-    cut.rows = end - begin;
-    cut.codes += (size_t)(begin - first) * cut.matrix->columns;
-    cut.columns = cut.matrix->columns;
-    return send_cut(stream, &cut, err);
-}
-
-/* gate_proj, up_proj: a rank's slice is a run of rows; down_proj: a run of columns. */
-static int send_to(struct load_stream *stream, struct cut *cut, uint32_t first, uint32_t rows, struct err *err)
-{
-    if (cut->which != KERNELS_DOWN)
-        return send_rows(stream, cut, first, rows, err);
-    cut->first_row = first;
-    cut->rows = rows;
-    cut->first_column = cut->layout->begin;
-    cut->columns = cut->layout->neurons;
-    return send_cut(stream, cut, err);
-}
-
 /* Narrows rows [*row, *row + *rows) to what targets need of them: from the first of their rows there to the last. */
-static void narrow(const struct target *targets, size_t count, int expert, uint32_t *row, uint32_t *rows)
+static void narrow(const struct load_target *targets, size_t count, int expert, uint32_t *row, uint32_t *rows)
 {
     uint32_t begin = *row + *rows, end = *row;
     for (size_t t = 0; t < count; t++) {
-        const struct layout_mlp *layout = layout_of(&targets[t], expert);
+        const struct layout_mlp *layout = load_target_layout(&targets[t], expert);
         uint32_t from = layout->begin > *row ? layout->begin : *row, to = layout->begin + layout->neurons;
         to = to < *row + *rows ? to : *row + *rows;
         if (from >= to)
@@ -393,7 +155,7 @@ static void narrow(const struct target *targets, size_t count, int expert, uint3
 
 /* The targets that hold an expert; `ranks`: so many hold it in all. */
 struct holders {
-    const struct target *targets;
+    const struct load_target *targets;
     size_t count;
     uint32_t ranks;
 };
@@ -402,14 +164,14 @@ struct holders {
 static int stream_matrix(struct load_stream *stream, struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, int expert,
                          enum kernels_matrix which, const struct holders *holders, struct err *err)
 {
-    const struct target *targets = holders->targets;
+    const struct load_target *targets = holders->targets;
     size_t count = holders->count;
     bool digest = !checkpoint_digest_known(checkpoint, matrix);
     uint32_t most = load_slice_rows_at_once(matrix, STREAM_PIECE_BYTES);
     if (!count && !digest)
         return 0;
     if (which != KERNELS_DOWN && !digest && count < holders->ranks) /* what is missing is to be read, not what stands beside it */
-        most = load_slice_rows_at_once(matrix, STREAM_FRAME_BYTES / 2);
+        most = load_slice_rows_at_once(matrix, LOAD_FRAME_BYTES / 2);
     int r = 0;
     for (uint32_t at = 0; r == 0 && at < matrix->rows; at += most) {
         uint32_t row = at, rows = matrix->rows - at < most ? matrix->rows - at : most;
@@ -421,16 +183,9 @@ static int stream_matrix(struct load_stream *stream, struct checkpoint *checkpoi
         r = read_piece(stream, checkpoint, matrix, row, rows, digest, &piece, err);
         if (r < 0)
             return r;
-        for (size_t t = 0; r == 0 && t < count; t++) {
-            struct cut cut = {.matrix = matrix,
-                              .target = &targets[t],
-                              .layout = layout_of(&targets[t], expert),
-                              .expert = wire_expert(stream, &targets[t], expert),
-                              .which = which,
-                              .piece = piece,
-                              .codes = piece->data};
-            r = send_to(stream, &cut, row, rows, err);
-        }
+        const struct load_rows read = {.matrix = matrix, .expert = expert, .which = which, .piece = piece, .first = row, .rows = rows};
+        for (size_t t = 0; r == 0 && t < count; t++)
+            r = load_cut_send(&stream->cutter, &targets[t], &read, err);
         load_hash_release(stream->hash, piece);
     }
     return r;
@@ -463,6 +218,13 @@ static int stream_expert(struct load_stream *stream, struct checkpoint *checkpoi
 
 /* ---- one layer ---- */
 
+/* A frame that stands in `out` if r says so. */
+static int send_made(struct load_stream *stream, const struct load_target *target, int r, struct outgoing *out, struct err *err)
+{
+    r = load_parcels_encoded(r, out, err);
+    return r < 0 ? r : load_parcels_send(&stream->parcels, target->duck, out, NULL, err);
+}
+
 static struct msg_slice slice_of(const struct layout_mlp *layout)
 {
     /* pad_to is the padded width itself: the duck rounds `neurons` up to it and gets the same layout. */
@@ -470,7 +232,7 @@ static struct msg_slice slice_of(const struct layout_mlp *layout)
         .hidden = layout->hidden, .begin = layout->begin, .neurons = layout->neurons, .pad_to = layout->neurons_padded};
 }
 
-static int begin_target(struct load_stream *stream, uint32_t layer, struct target *target, struct err *err)
+static int begin_target(struct load_stream *stream, uint32_t layer, struct load_target *target, struct err *err)
 {
     int r = plan_layouts(&stream->arch, &stream->plan, layer, target->rank, &target->layout, &target->has_shared, &target->shared, err);
     if (r < 0)
@@ -493,22 +255,26 @@ static int begin_target(struct load_stream *stream, uint32_t layer, struct targe
     };
     memcpy(msg.model_key, stream->key, DIGEST_SIZE);
     struct outgoing *out = outgoing_new();
-    r = encoded(msg_prepare_begin_encode(&out->buf, target->request, &msg), out, err);
-    return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
+    return send_made(stream, target, msg_prepare_begin_encode(&out->buf, target->request, &msg), out, err);
 }
 
 /* Both frames in one: a cancel must not come between them. -ECANCELED: they are handed over all the same. */
-static int end_target(struct load_stream *stream, const struct target *target, const uint8_t sources[DIGEST_SIZE], struct err *err)
+static int end_target(struct load_stream *stream, const struct load_target *target, const uint8_t sources[DIGEST_SIZE], struct err *err)
 {
     struct outgoing *out = outgoing_new();
     int r = msg_prepare_sources_encode(&out->buf, target->request, sources);
     if (r == 0)
         r = msg_empty_encode(&out->buf, WIRE_PREPARE_END, target->request);
-    r = encoded(r, out, err);
-    return r < 0 ? r : send_out(stream, target->rank, out, NULL, err);
+    return send_made(stream, target, r, out, err);
 }
 
-static struct holders holders_of(const struct load_stream *stream, const struct target *targets, size_t count, uint32_t expert)
+static void abort_target(struct load_stream *stream, const struct load_target *target)
+{
+    struct outgoing *out = outgoing_new();
+    (void)send_made(stream, target, msg_empty_encode(&out->buf, WIRE_PREPARE_ABORT, target->request), out, NULL);
+}
+
+static struct holders holders_of(const struct load_stream *stream, const struct load_target *targets, size_t count, uint32_t expert)
 {
     struct holders holders = {.targets = targets, .ranks = stream->plan.width};
     for (size_t t = 0; t < count; t++) {
@@ -521,8 +287,8 @@ static struct holders holders_of(const struct load_stream *stream, const struct 
     return holders;
 }
 
-static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct target *targets, size_t count,
-                        struct err *err)
+static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct load_target *targets,
+                        size_t count, struct err *err)
 {
     int r = 0;
     size_t begun = 0;
@@ -551,8 +317,20 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
             ended++;
     }
     for (size_t t = ended; r < 0 && t < begun; t++)
-        send_empty(stream, WIRE_PREPARE_ABORT, &targets[t], NULL);
+        abort_target(stream, &targets[t]);
     return r;
+}
+
+static struct load_target target_of(const struct load_stream *stream, size_t missing)
+{
+    uint32_t rank = stream->missing[missing].rank;
+    return (struct load_target){
+        .rank = rank,
+        .duck = stream->duck_of_rank[rank],
+        .request = load_stream_request(stream->job, missing),
+        .staged = stream->staged && stream->sees_stage[rank],
+        .expert_first = stream->plan.ranks[rank].expert_first,
+    };
 }
 
 static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint, struct err *err)
@@ -566,9 +344,9 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
         widest = stream->arch.shared_intermediate;
     size_t piece_bytes = STREAM_PIECE_BYTES + (size_t)widest * LAYOUT_TILE_ROWS;
     /* Most scales: a piece of narrow rows, one float per tile and segment. */
-    stream->scales = calloc(piece_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->scales);
-    _cleanup_(freep) struct target *targets = calloc(stream->plan.tp, sizeof *targets);
-    if (!stream->scales || !targets)
+    stream->cutter.scales = calloc(piece_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->cutter.scales);
+    _cleanup_(freep) struct load_target *targets = calloc(stream->plan.tp, sizeof *targets);
+    if (!stream->cutter.scales || !targets)
         return err_no_memory(err, "load buffer", piece_bytes);
     for (uint32_t rank = 0; rank < stream->plan.tp; rank++)
         stream->staged |= stream->sees_stage[rank];
@@ -577,11 +355,14 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
     int began = load_hash_new(checkpoint, memory ? STAGE_PIECE_BYTES : piece_bytes, memory, &stream->hash, err);
     if (began < 0)
         return began;
+    stream->parcels.hash = stream->hash;
+    stream->cutter.parcels = &stream->parcels;
+    stream->cutter.stage = memory;
     for (size_t i = 0; i < stream->missing_count;) {
         uint32_t layer = stream->missing[i].layer;
         size_t count = 0;
         for (; i < stream->missing_count && stream->missing[i].layer == layer; i++)
-            targets[count++] = (struct target){.rank = stream->missing[i].rank, .request = load_stream_request(stream->job, i)};
+            targets[count++] = target_of(stream, i);
         int r = stream_layer(stream, checkpoint, layer, targets, count, err);
         if (r < 0)
             return err_prefix(err, "layer %u", layer);
@@ -592,7 +373,7 @@ static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint,
 int load_stream_run(struct load_stream *stream, struct checkpoint *checkpoint, struct err *err)
 {
     int r = stream_all(stream, checkpoint, err);
-    wait_for_parcels(stream);
+    load_parcels_wait(&stream->parcels); /* they point into the stream */
     load_hash_free(STEAL(stream->hash)); /* it writes into the checkpoint */
     if (stream->staged)
         stage_give_back(stream->head->stage);
