@@ -8,7 +8,7 @@
 
 #define DRAFT_ALIGN 4096
 
-struct draft *draft_new(const struct wbuf *wbuf, uint32_t slot, uint8_t *memory, uint64_t room)
+struct draft *draft_new(struct wbuf *wbuf, uint32_t slot, uint8_t *memory, uint64_t room)
 {
     const struct geometry *geometry = wbuf_geometry(wbuf, slot);
     uint64_t routed = geometry->layout.expert_bytes, shared = geometry->has_shared ? geometry->shared.expert_bytes : 0;

@@ -21,12 +21,12 @@ struct draft {
     uint8_t *memory; /* owned */
     uint64_t room;   /* of it; 0: everything is packed in place */
     /* the packing thread's */
-    uint32_t summed; /* parts, from the first on */
+    uint32_t summed;        /* parts, from the first on */
     struct checksum *whole; /* owned; of them. NULL: none yet */
 };
 
 /* For a slot that was just reserved. memory: of one before, taken, or NULL. NULL: out of memory. */
-struct draft *draft_new(const struct wbuf *wbuf, uint32_t slot, uint8_t *memory, uint64_t room);
+struct draft *draft_new(struct wbuf *wbuf, uint32_t slot, uint8_t *memory, uint64_t room);
 /* A use ends. With the last one it is freed but for its memory, which comes back, or NULL. */
 uint8_t *draft_unref(struct draft *draft, uint64_t *ret_room);
 

@@ -11,6 +11,7 @@
 
 #include "daemon/duck/judge_job.h"
 #include "proto/base/clock.h"
+#include "proto/base/huge.h"
 
 static void *aligned(size_t bytes)
 {
@@ -70,7 +71,7 @@ static int map_and_run(struct judge_job *shared, int weights_fd, struct err *err
     r = kernels_select(shared->kernels, err);
     if (r < 0)
         return r;
-    void *data = mmap(NULL, geometry.bytes, PROT_READ, MAP_SHARED, weights_fd, (off_t)shared->slot.offset);
+    void *data = huge_map(weights_fd, shared->slot.offset, geometry.bytes, PROT_READ);
     if (data == MAP_FAILED)
         return err_errno(err, "weights: %" PRIu64 " bytes cannot be mapped", geometry.bytes);
     uint8_t *base = (uint8_t *)shared;

@@ -1,7 +1,9 @@
 /* Loads on a link: frames become work of the packing thread, what comes of it becomes answers. */
 #include <errno.h>
+#include <string.h>
 
 #include "daemon/duck/link_state.h"
+#include "proto/base/log.h"
 #include "proto/wire/msg_staged.h"
 
 #define PACK_BYTES_MAX (2u * WIRE_PREPARE_WINDOW)
@@ -23,6 +25,16 @@ static void post(struct link *link, struct fill_work *work)
     packer_post(link->packer, work);
 }
 
+/* The slot is whole either way. */
+static void tell_refused(struct link *link)
+{
+    bool insisted = false;
+    int why = wbuf_huge_refusal(link->wbuf, &insisted);
+    if (why)
+        log_write(insisted ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, "duck", "weight buffer: huge pages were refused (%s): small ones are used",
+                  strerror(why));
+}
+
 static int answer(struct link *link, struct fill_work *work, struct err *err)
 {
     struct msg_slot slot;
@@ -37,7 +49,9 @@ static int answer(struct link *link, struct fill_work *work, struct err *err)
         sent = say_taken(link, request, bytes, err);
     if (sent == 0 && r < 0)
         sent = link_fail(link, request, &why, err);
-    else if (sent == 0 && r > 0)
+    if (r > 0)
+        tell_refused(link);
+    if (sent == 0 && r > 0)
         sent = link_sent(msg_slot_done_encode(link->out, request, &slot), err);
     return sent;
 }

@@ -9,7 +9,9 @@
 
 #include "daemon/duck/wbuf_file.h"
 #include "daemon/duck/wbuf_format.h"
+#include "daemon/duck/wbuf_huge.h"
 #include "daemon/duck/wbuf_stale.h"
+#include "proto/base/huge.h"
 #include "proto/base/size.h"
 
 struct aux {
@@ -37,6 +39,7 @@ struct wbuf {
     uint64_t changes; /* of order */
     bool keep_pages;  /* of dropped slots */
     struct wbuf_stale stale;
+    struct wbuf_huge_state huge;
 };
 
 static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
@@ -47,6 +50,11 @@ static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
 static uint64_t slot_pages(const struct wbuf *wbuf, uint32_t slot)
 {
     return size_round_up(wbuf->aux[slot].bytes, WBUF_SLOT_ALIGN);
+}
+
+static uint64_t slot_end(const struct wbuf *wbuf, uint32_t slot)
+{
+    return slot_offset(wbuf, slot) + slot_pages(wbuf, slot);
 }
 
 /* Of a slot whose description is whole. */
@@ -131,15 +139,6 @@ static bool all_zero(const void *data, size_t length)
     return bytes[0] == 0 && memcmp(bytes, bytes + 1, length - 1) == 0;
 }
 
-static void ask_huge(struct wbuf *wbuf, enum wbuf_huge huge, char *note)
-{
-    int r = madvise(wbuf->map, wbuf->size, huge == WBUF_HUGE_NO ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    if (r < 0 && huge == WBUF_HUGE_YES) {
-        size_t length = strlen(note);
-        snprintf(note + length, WBUF_NOTE_MAX - length, "; huge pages were refused: %s", strerror(errno));
-    }
-}
-
 int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbuf, char *ret_note, struct err *err)
 {
     _cleanup_(closep) int own = -1;
@@ -159,7 +158,7 @@ int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbu
     r = wbuf_take_file(fd < 0 ? own : fd, 0, WBUF_DATA_OFFSET, err);
     if (r < 0)
         return r;
-    void *map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd < 0 ? own : fd, 0);
+    void *map = huge_map(fd < 0 ? own : fd, 0, size, PROT_READ | PROT_WRITE);
     if (map == MAP_FAILED)
         return err_errno(err, "weight buffer: %" PRIu64 " bytes cannot be mapped", size);
     wbuf->map = map;
@@ -187,7 +186,7 @@ int wbuf_open(int fd, uint64_t bytes, enum wbuf_huge huge, struct wbuf **ret_wbu
         size_t length = strlen(ret_note);
         snprintf(ret_note + length, WBUF_NOTE_MAX - length, ", %u of revoked keys dropped", buried);
     }
-    ask_huge(wbuf, huge, ret_note);
+    wbuf_huge_ask(&wbuf->huge, wbuf->fd, wbuf->map, wbuf->size, huge, ret_note);
     *ret_wbuf = STEAL(wbuf);
     return 0;
 }
@@ -437,16 +436,32 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     return 0;
 }
 
-struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t i)
+struct wbuf_pages wbuf_pages(struct wbuf *wbuf, uint32_t i)
 {
     const struct aux *aux = &wbuf->aux[i];
+    uint32_t at = 0;
+    while (wbuf->order[at] != i)
+        at++;
+    uint32_t first = at, last = at;
+    while (first > 0 && slot_end(wbuf, wbuf->order[first - 1]) == slot_offset(wbuf, wbuf->order[first]))
+        first--;
+    while (last + 1 < wbuf->order_count && slot_end(wbuf, wbuf->order[last]) == slot_offset(wbuf, wbuf->order[last + 1]))
+        last++;
     return (struct wbuf_pages){
-        .fd = wbuf->fd, .map = wbuf->map + aux->offset, .offset = aux->offset, .bytes = aux->bytes, .zero = aux->zero};
+        .fd = wbuf->fd,
+        .map = wbuf->map + aux->offset,
+        .offset = aux->offset,
+        .bytes = aux->bytes,
+        .zero = aux->zero,
+        .huge = &wbuf->huge,
+        .used_begin = slot_offset(wbuf, wbuf->order[first]),
+        .used_end = slot_end(wbuf, wbuf->order[last]),
+    };
 }
 
-struct wbuf_pages wbuf_all_pages(const struct wbuf *wbuf)
+struct wbuf_pages wbuf_all_pages(struct wbuf *wbuf)
 {
-    return (struct wbuf_pages){.fd = wbuf->fd, .map = wbuf->map, .bytes = wbuf->size};
+    return (struct wbuf_pages){.fd = wbuf->fd, .map = wbuf->map, .bytes = wbuf->size, .huge = &wbuf->huge, .used_end = wbuf->size};
 }
 
 void wbuf_keep_pages(struct wbuf *wbuf)
@@ -566,4 +581,9 @@ void wbuf_set_stamp(struct wbuf *wbuf, uint64_t stamp)
 struct wbuf_header *wbuf_header(const struct wbuf *wbuf)
 {
     return wbuf->header;
+}
+
+struct wbuf_huge_state *wbuf_huge(struct wbuf *wbuf)
+{
+    return &wbuf->huge;
 }

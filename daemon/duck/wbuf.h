@@ -50,14 +50,17 @@ int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_
  * and of the whole before it is summed. Part by part, since the system clears pages, and what is written to soon after is still in the
  * cache.
  * -ENOMEM/-ENOSPC: the slot is to be dropped. */
+struct wbuf_huge_state;
 struct wbuf_pages {
     int fd;       /* borrowed */
     uint8_t *map; /* of the first byte; borrowed */
     uint64_t offset, bytes;
-    bool zero; /* until they are written to */
+    bool zero;                     /* until they are written to */
+    struct wbuf_huge_state *huge;  /* borrowed; NULL: small pages */
+    uint64_t used_begin, used_end; /* in the file: slots, of which this is one, without a gap; so far may huge pages reach */
 };
 int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err);
-struct wbuf_pages wbuf_pages(const struct wbuf *wbuf, uint32_t slot);
+struct wbuf_pages wbuf_pages(struct wbuf *wbuf, uint32_t slot);
 /* Of `bytes` from the slot's byte `begin` on. */
 int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err);
 /* Takes them and fills them in one: the system need not clear pages that are written whole. They are mapped afterwards. */
@@ -65,7 +68,7 @@ int wbuf_write_pages(const struct wbuf_pages *pages, uint64_t begin, const uint8
 /* From now on the pages of dropped slots stay with the buffer. */
 void wbuf_keep_pages(struct wbuf *wbuf);
 /* All there is, to be taken beforehand by another thread. */
-struct wbuf_pages wbuf_all_pages(const struct wbuf *wbuf);
+struct wbuf_pages wbuf_all_pages(struct wbuf *wbuf);
 /* Of a FILLING slot: what it is being prepared from. */
 void wbuf_set_sources(struct wbuf *wbuf, uint32_t slot, const uint8_t sources[DIGEST_SIZE]);
 /* Checksums the bytes and sets the finish flag. */
@@ -106,7 +109,7 @@ struct wbuf_sums {
     bool moe, has_shared;
     uint32_t expert_first; /* the layer's id of the first routed one */
 };
-struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t slot);
+struct wbuf_sums wbuf_sums(struct wbuf *wbuf, uint32_t slot);
 /* Of a whole FILLING slot that is pinned, any thread: writes its parts' checksums and returns that of all. 0: out of memory. */
 uint64_t wbuf_sum(const struct wbuf_sums *sums);
 /* The same as the parts come to be whole, one after another: `bytes` are the part's, wherever they are. Then those from `first` on, and
@@ -123,6 +126,9 @@ void wbuf_reclaim(struct wbuf *wbuf);
 
 /* Bytes of the free ranges, by offset; ret_ranges has room for WBUF_SLOTS_MAX + 1. Returns their number. */
 uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges);
+/* Why a block did not become a huge page, an errno: once for each reason, and 0. *ret_insisted: WBUF_HUGE_YES. */
+int wbuf_huge_refusal(struct wbuf *wbuf, bool *ret_insisted);
+
 /* A number that moves whenever the ranges do. */
 uint64_t wbuf_changes(const struct wbuf *wbuf);
 
@@ -141,6 +147,7 @@ uint32_t wbuf_bury(struct wbuf *wbuf);
 size_t wbuf_revoked(const struct wbuf *wbuf, struct msg_revoked *ret_list);
 struct wbuf_header;
 struct wbuf_header *wbuf_header(const struct wbuf *wbuf); /* for wbuf_*.c alone */
+struct wbuf_huge_state *wbuf_huge(struct wbuf *wbuf);     /* likewise */
 
 /* While pinned a slot's bytes stay where they are, dropped or not. */
 void wbuf_pin(struct wbuf *wbuf, uint32_t slot);

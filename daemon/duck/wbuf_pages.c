@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/duck/wbuf_format.h"
+#include "daemon/duck/wbuf_huge.h"
 #include "proto/base/background.h"
 
 /* A thread of low priority that is long in the kernel is not preempted there before the next tick. */
@@ -50,6 +51,8 @@ int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t byt
     for (uint64_t next; r == 0 && at < end; at = next) {
         next = at + WBUF_PAGES_AT_ONCE < end ? at + WBUF_PAGES_AT_ONCE : end;
         r = populate(pages, at, next - at, err);
+        if (r == 0)
+            wbuf_huge_pages(pages, at, next - at);
     }
     return r;
 }
@@ -86,8 +89,10 @@ int wbuf_write_pages(const struct wbuf_pages *pages, uint64_t begin, const uint8
     for (uint64_t at = 0, step; r == 0 && at < bytes; at += step) {
         step = bytes - at < WBUF_PAGES_AT_ONCE ? bytes - at : WBUF_PAGES_AT_ONCE;
         r = write_piece(pages, begin + at, from + at, step, err);
-        if (r == 0)
+        if (r == 0) {
+            wbuf_huge_pages(pages, begin + at, step);
             map_pages(pages, begin + at, step);
+        }
         background_yield();
     }
     return r;

@@ -3,7 +3,7 @@
 #include "proto/base/checksum.h"
 #include "proto/base/size.h"
 
-struct wbuf_sums wbuf_sums(const struct wbuf *wbuf, uint32_t i)
+struct wbuf_sums wbuf_sums(struct wbuf *wbuf, uint32_t i)
 {
     const struct wbuf_slot *slot = &wbuf_header(wbuf)->slots[i];
     const struct geometry *geometry = wbuf_geometry(wbuf, i);

@@ -9,9 +9,8 @@
 #include <sys/mman.h>
 
 #include "proto/base/cleanup.h"
+#include "proto/base/huge.h"
 #include "proto/base/size.h"
-
-#define HUGE_PAGE ((size_t)2 << 20)
 
 static const char *const names[MEMORY_KIND_COUNT_] = {
     [MEMORY_ANON] = "anon",
@@ -41,12 +40,23 @@ static void *map_memfd(size_t bytes, unsigned flags)
 
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0)
         return MAP_FAILED;
-    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return flags ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : huge_map(fd, 0, bytes, PROT_READ | PROT_WRITE);
+}
+
+/* As fp9-duck does it; where the kernel refuses one it will not give the next. */
+static void make_huge(uint8_t *at, size_t bytes)
+{
+    for (size_t block = 0; block < bytes; block += HUGE_PAGE) {
+        at[block] = 0;
+        if (huge_make(at + block) < 0)
+            return;
+    }
 }
 
 int memory_map(struct memory *memory, enum memory_kind kind, size_t bytes, struct err *err)
 {
     void *at = MAP_FAILED;
+    bool reserved = false;
 
     if (memory->bytes >= bytes)
         return 0;
@@ -54,6 +64,7 @@ int memory_map(struct memory *memory, enum memory_kind kind, size_t bytes, struc
     bytes = (size_t)size_round_up(bytes, HUGE_PAGE);
     if (kind == MEMORY_MEMFD_HUGE)
         at = map_memfd(bytes, MFD_HUGETLB | MFD_HUGE_2MB);
+    reserved = at != MAP_FAILED;
     if (at == MAP_FAILED)
         at = kind == MEMORY_ANON || kind == MEMORY_ANON_HUGE ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                                                              : map_memfd(bytes, 0);
@@ -61,6 +72,8 @@ int memory_map(struct memory *memory, enum memory_kind kind, size_t bytes, struc
         return err_errno(err, "mapping %zu bytes of %s memory", bytes, names[kind]);
     /* A kernel that has none serves small pages; memory_huge_bytes tells what came of it. */
     madvise(at, bytes, kind == MEMORY_ANON || kind == MEMORY_MEMFD ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+    if (kind == MEMORY_MEMFD_HUGE && !reserved)
+        make_huge(at, bytes);
     *memory = (struct memory){.at = at, .bytes = bytes};
     return 0;
 }

@@ -11,7 +11,7 @@ enum memory_kind {
     MEMORY_ANON,        /* small pages */
     MEMORY_ANON_HUGE,   /* transparent huge pages, where the kernel gives them */
     MEMORY_MEMFD,       /* small pages; what fp9-duck's weight buffer is without huge pages */
-    MEMORY_MEMFD_HUGE,  /* reserved huge pages if there are enough, else transparent ones where the kernel gives them to shared memory */
+    MEMORY_MEMFD_HUGE,  /* reserved huge pages if there are enough, else such as fp9-duck asks for */
     MEMORY_KIND_COUNT_, /* not a kind */
 };
 

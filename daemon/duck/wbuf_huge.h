@@ -1,0 +1,32 @@
+/* The weight buffer's huge pages: its file's blocks of 2 MiB become one page each while slots are written, when little of a block is there
+ * to be moved. Private to wbuf.c and wbuf_pages.c.
+ *
+ * A block lies within slots wholly or stays small: a huge page over a free range would take memory that nobody asked for. So it is made by
+ * the last of the slots that it belongs to.
+ */
+#ifndef FP9_DUCK_WBUF_HUGE_H
+#define FP9_DUCK_WBUF_HUGE_H
+
+#include <stdatomic.h>
+
+#include "daemon/duck/wbuf.h"
+
+#define WBUF_HUGE_WAIT_MAX 256 /* blocks left out after many refusals, which cost the kernel time */
+
+struct wbuf_huge_state {
+    bool wanted, insisted;
+    int told; /* of the reasons why */
+    /* written by the threads that take pages */
+    _Atomic uint64_t made, refused; /* blocks */
+    _Atomic int why;                /* of the last refusal, an errno */
+    _Atomic uint32_t left_out;      /* blocks, until one is asked for again */
+    _Atomic uint32_t wait;          /* of the next refusal */
+};
+
+/* Whether they will be asked for; the kernel is asked to give them by itself, too. A refusal goes into `note` (WBUF_NOTE_MAX). */
+void wbuf_huge_ask(struct wbuf_huge_state *state, int fd, uint8_t *map, uint64_t size, enum wbuf_huge huge, char *note);
+
+/* Of a slot's pages: their bytes from `begin` on have just been written or taken. Makes those blocks that begin in them. */
+void wbuf_huge_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes);
+
+#endif
