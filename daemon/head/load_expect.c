@@ -181,6 +181,8 @@ int load_expect_layer(const struct load_expect *what, uint32_t layer, uint64_t *
     _cleanup_(work_release) struct work work = {.what = what};
     const struct arch *arch = what->arch;
     int r = begin(&work, layer, err);
+    if (r == 0)
+        r = checkpoint_scales_hold(what->checkpoint, layer, err);
     if (r == 0 && !arch->layer_is_moe[layer])
         r = expert(&work, layer, ARCH_EXPERT_DENSE, err);
     for (uint32_t i = 0; r == 0 && arch->layer_is_moe[layer] && i < arch->experts; i++)
@@ -189,5 +191,6 @@ int load_expect_layer(const struct load_expect *what, uint32_t layer, uint64_t *
         r = expert(&work, layer, ARCH_EXPERT_SHARED, err);
     for (uint32_t i = 0; r == 0 && i < what->plan->tp; i++)
         ret_sums[i] = checksum_finish(work.ranks[i].sum);
+    checkpoint_scales_drop(what->checkpoint, layer);
     return r;
 }

@@ -290,8 +290,8 @@ static struct holders holders_of(const struct load_stream *stream, const struct 
 static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoint, uint32_t layer, struct load_target *targets,
                         size_t count, struct err *err)
 {
-    int r = 0;
-    size_t begun = 0;
+    int r = checkpoint_scales_hold(checkpoint, layer, err);
+    size_t begun = 0, ended = 0;
     for (; r == 0 && begun < count; begun++)
         r = begin_target(stream, layer, &targets[begun], err);
     const struct holders all = {.targets = targets, .count = count, .ranks = stream->plan.tp};
@@ -305,12 +305,12 @@ static int stream_layer(struct load_stream *stream, struct checkpoint *checkpoin
     } else if (r == 0) {
         r = stream_expert(stream, checkpoint, layer, ARCH_EXPERT_DENSE, &all, err);
     }
+    checkpoint_scales_drop(checkpoint, layer);
     uint8_t sources[DIGEST_SIZE];
     load_hash_settle(stream->hash);
     if (r == 0 &&
         (!checkpoint_layer_sources(checkpoint, layer, sources) || plan_slot_sources(&stream->arch, &stream->plan, layer, sources) < 0))
         r = err_set(err, -ENOMEM, ERR_NO_MEMORY, "its weights' digest cannot be computed");
-    size_t ended = 0;
     while (r == 0 && ended < count) {
         r = end_target(stream, &targets[ended], sources, err);
         if (r == 0 || r == -ECANCELED)

@@ -11,8 +11,6 @@ static int open_rest(struct checkpoint *checkpoint, struct err *err)
 {
     int r = checkpoint_resolve(checkpoint, err);
     if (r == 0)
-        r = checkpoint_digests_begin(checkpoint, err);
-    if (r == 0)
         r = checkpoint_identify(checkpoint, err);
     checkpoint->arch = NULL;
     return r;
@@ -84,12 +82,15 @@ void checkpoint_free(struct checkpoint *checkpoint)
 {
     if (!checkpoint)
         return;
-    for (size_t i = 0; i < checkpoint->matrix_count; i++)
+    for (size_t i = 0; i < checkpoint->matrix_count; i++) {
         free((void *)checkpoint->matrices[i].scales);
+        free((void *)checkpoint->matrices[i].name);
+    }
     for (size_t i = 0; checkpoint->shards && i < checkpoint->index->file_count; i++)
         safetensors_free(checkpoint->shards[i].file);
     free(checkpoint->matrices);
     free(checkpoint->tensors);
+    free(checkpoint->scales_at);
     free(checkpoint->digests);
     free(checkpoint->layer_scales);
     free(checkpoint->layer_first);

@@ -28,7 +28,7 @@ struct checkpoint_matrix {
     uint32_t rows, columns;             /* as stored: [out, in] */
     uint32_t shard, scale_shard;        /* of the weight and of its scales: indexes for checkpoint_shard_name */
     uint64_t offset;                    /* of the weight, in its file */
-    const float *scales;                /* [scale_rows][scale_columns], exact binary32 of whatever dtype the file has */
+    const float *scales;                /* [scale_rows][scale_columns], exact binary32 of the file's dtype; NULL unless held (below) */
     uint32_t scale_rows, scale_columns; /* ceil((row_origin + rows) / 128), ceil(columns / 128) */
     uint32_t row_origin; /* row r has the scales of block row (row_origin + r) / 128; a multiple of 16. 0 but for an up whose blocks begin
                           * within gate, in the same tensor */
@@ -83,6 +83,11 @@ const struct checkpoint_matrix *checkpoint_find(const struct checkpoint *checkpo
  * (device, inode, size, mtime, ctime) since it was opened; never maps the file, so a truncation cannot raise SIGBUS. */
 int checkpoint_read(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix, uint32_t first_row, uint32_t rows, uint8_t *to,
                     struct err *err);
+
+/* Scales are a 4096th of a model, 160 MB of one of 685 GB, so those of one layer at a time are held: reads them again, for `scales` of
+ * its matrices, until the drop. Fails as checkpoint_read, and the same thread may call it. */
+int checkpoint_scales_hold(struct checkpoint *checkpoint, uint32_t layer, struct err *err);
+void checkpoint_scales_drop(struct checkpoint *checkpoint, uint32_t layer);
 
 /* A row of a matrix as the file has it, for a message: "tensor model.layers.1.mlp.experts.gate_up_proj: expert 3, row 700"; returns
  * `text`. */

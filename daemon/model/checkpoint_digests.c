@@ -27,34 +27,22 @@ static uint64_t scales_of(const struct checkpoint_matrix *matrix)
     return checksum_of(parts, matrix->row_origin ? sizeof parts : 3 * sizeof *parts); /* as it was before there were origins */
 }
 
-static int digest_scales(struct checkpoint *checkpoint, struct err *err)
+int checkpoint_digests_begin(struct checkpoint *checkpoint, uint32_t layer, struct err *err)
 {
     _cleanup_(digest_freep) struct digest *digest = digest_new();
     if (!digest)
         return err_no_memory(err, checkpoint->dir, 0);
-    for (uint32_t layer = 0; layer < checkpoint->layers; layer++) {
-        for (size_t i = checkpoint->layer_first[layer]; i < checkpoint->layer_first[layer + 1]; i++) {
-            const struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
-            digest_update_u64(digest, matrix->rows);
-            digest_update_u64(digest, matrix->columns);
-            if (matrix->row_origin)
-                digest_update_u64(digest, matrix->row_origin);
-            digest_update(digest, matrix->scales, (size_t)matrix->scale_rows * matrix->scale_columns * sizeof *matrix->scales);
-        }
-        digest_finish(digest, checkpoint->layer_scales[layer]);
+    for (size_t i = checkpoint->layer_first[layer]; i < checkpoint->layer_first[layer + 1]; i++) {
+        const struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
+        checkpoint->digests[i].scales = scales_of(matrix);
+        digest_update_u64(digest, matrix->rows);
+        digest_update_u64(digest, matrix->columns);
+        if (matrix->row_origin)
+            digest_update_u64(digest, matrix->row_origin);
+        digest_update(digest, matrix->scales, (size_t)matrix->scale_rows * matrix->scale_columns * sizeof *matrix->scales);
     }
+    digest_finish(digest, checkpoint->layer_scales[layer]);
     return 0;
-}
-
-int checkpoint_digests_begin(struct checkpoint *checkpoint, struct err *err)
-{
-    checkpoint->digests = calloc(checkpoint->matrix_count + 1, sizeof *checkpoint->digests);
-    checkpoint->layer_scales = calloc(checkpoint->layers, sizeof *checkpoint->layer_scales);
-    if (!checkpoint->digests || !checkpoint->layer_scales)
-        return err_no_memory(err, checkpoint->dir, checkpoint->matrix_count * sizeof *checkpoint->digests);
-    for (size_t i = 0; i < checkpoint->matrix_count; i++)
-        checkpoint->digests[i].scales = scales_of(&checkpoint->matrices[i]);
-    return digest_scales(checkpoint, err);
 }
 
 bool checkpoint_digest_known(const struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix)

@@ -51,7 +51,13 @@ static int grow(struct checkpoint *checkpoint, struct err *err)
     const struct safetensors_tensor **tensors = reallocarray(checkpoint->tensors, capacity, sizeof *tensors);
     if (tensors)
         checkpoint->tensors = tensors;
-    if (!matrices || !tensors)
+    struct checkpoint_scales_at *scales_at = reallocarray(checkpoint->scales_at, capacity, sizeof *scales_at);
+    if (scales_at)
+        checkpoint->scales_at = scales_at;
+    struct checkpoint_digest *digests = reallocarray(checkpoint->digests, capacity, sizeof *digests);
+    if (digests)
+        checkpoint->digests = digests;
+    if (!matrices || !tensors || !scales_at || !digests)
         return err_no_memory(err, checkpoint->dir, capacity * sizeof *matrices);
     checkpoint->matrix_capacity = capacity;
     return 0;
@@ -123,21 +129,17 @@ static int add_matrix(struct checkpoint *checkpoint, uint32_t layer, int expert,
     at.scale_shard = source.scale_shard;
     at.row_origin = source.row_origin;
     at.scale_rows = (uint32_t)size_ceil_div((uint64_t)at.row_origin + at.rows, LAYOUT_BLOCK);
-    size_t scale_bytes = (size_t)at.scale_rows * at.scale_columns * sizeof(float);
-    _cleanup_(freep) float *scales = malloc(scale_bytes + strlen(name) + 1);
-    if (!scales)
-        return err_no_memory(err, name, scale_bytes);
-    r = checkpoint_scales_read(checkpoint, source.scale, source.scale_shard, source.first_scale_row, at.scale_rows, at.scale_columns,
-                               scales, err);
-    if (r < 0)
-        return r;
-    at.name = memcpy((char *)scales + scale_bytes, name, strlen(name) + 1);
+    at.name = strdup(name);
+    if (!at.name)
+        return err_no_memory(err, name, strlen(name));
     at.offset = safetensors_data_offset(checkpoint->shards[at.shard].file) + source.weight->begin + source.first_row * at.columns;
-    at.scales = STEAL(scales);
     checkpoint->weight_bytes += (uint64_t)at.rows * at.columns;
     checkpoint->tensors[checkpoint->matrix_count] = source.weight;
-    checkpoint->matrices[checkpoint->matrix_count++] = at;
-    return 0;
+    checkpoint->scales_at[checkpoint->matrix_count] =
+        (struct checkpoint_scales_at){.tensor = source.scale, .first_row = source.first_scale_row};
+    checkpoint->digests[checkpoint->matrix_count] = (struct checkpoint_digest){0};
+    checkpoint->matrices[checkpoint->matrix_count] = at;
+    return checkpoint_scales_hold_one(checkpoint, checkpoint->matrix_count++, err);
 }
 
 static int add_expert(struct checkpoint *checkpoint, uint32_t layer, int expert, const struct checkpoint_fused *fused, struct err *err)
@@ -166,27 +168,35 @@ static bool is_absent(const struct checkpoint *checkpoint, uint32_t layer)
     return !checkpoint_index_has_prefix(checkpoint->index, prefix);
 }
 
-int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err)
+static int add_layer(struct checkpoint *checkpoint, uint32_t layer, struct err *err)
 {
     const struct arch *arch = checkpoint->arch;
-    checkpoint->layer_first = calloc((size_t)arch->layers + 1, sizeof *checkpoint->layer_first);
-    if (!checkpoint->layer_first)
-        return err_no_memory(err, checkpoint->dir, arch->layers * sizeof *checkpoint->layer_first);
-    for (uint32_t layer = 0; layer < arch->layers; layer++) {
+    struct checkpoint_fused fused;
+    int r = checkpoint_fused_look(checkpoint, layer, &fused, err);
+    if (r == 0 && !arch->layer_is_moe[layer])
+        r = add_expert(checkpoint, layer, ARCH_EXPERT_DENSE, &fused, err);
+    for (uint32_t expert = 0; arch->layer_is_moe[layer] && expert < arch->experts && r == 0; expert++)
+        r = add_expert(checkpoint, layer, (int)expert, &fused, err);
+    if (arch->layer_is_moe[layer] && arch->shared_intermediate && r == 0)
+        r = add_expert(checkpoint, layer, ARCH_EXPERT_SHARED, &fused, err);
+    return r;
+}
+
+int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err)
+{
+    uint32_t layers = checkpoint->layers;
+    checkpoint->layer_first = calloc((size_t)layers + 1, sizeof *checkpoint->layer_first);
+    checkpoint->layer_scales = calloc(layers, sizeof *checkpoint->layer_scales);
+    if (!checkpoint->layer_first || !checkpoint->layer_scales)
+        return err_no_memory(err, checkpoint->dir, layers * sizeof *checkpoint->layer_scales);
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        int r = is_absent(checkpoint, layer) ? 0 : add_layer(checkpoint, layer, err);
         checkpoint->layer_first[layer + 1] = checkpoint->matrix_count;
-        if (is_absent(checkpoint, layer))
-            continue;
-        struct checkpoint_fused fused;
-        int r = checkpoint_fused_look(checkpoint, layer, &fused, err);
-        if (r == 0 && !arch->layer_is_moe[layer])
-            r = add_expert(checkpoint, layer, ARCH_EXPERT_DENSE, &fused, err);
-        for (uint32_t expert = 0; arch->layer_is_moe[layer] && expert < arch->experts && r == 0; expert++)
-            r = add_expert(checkpoint, layer, (int)expert, &fused, err);
-        if (arch->layer_is_moe[layer] && arch->shared_intermediate && r == 0)
-            r = add_expert(checkpoint, layer, ARCH_EXPERT_SHARED, &fused, err);
+        if (r == 0)
+            r = checkpoint_digests_begin(checkpoint, layer, err);
         if (r < 0)
             return r;
-        checkpoint->layer_first[layer + 1] = checkpoint->matrix_count;
+        checkpoint_scales_drop(checkpoint, layer);
     }
     return 0;
 }

@@ -22,8 +22,9 @@ static float to_f32(enum safetensors_dtype dtype, const uint8_t *bytes)
     return dtype == SAFETENSORS_BF16 ? kernels_bf16_to_f32(bits) : kernels_f16_to_f32(bits);
 }
 
-int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, uint64_t first,
-                           uint32_t rows, uint32_t columns, float *to, struct err *err)
+/* Scale rows [first, first + rows) of a tensor [.., columns] into `to`. */
+static int scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, uint64_t first,
+                       uint32_t rows, uint32_t columns, float *to, struct err *err)
 {
     if (scale->dtype != SAFETENSORS_F32 && scale->dtype != SAFETENSORS_BF16 && scale->dtype != SAFETENSORS_F16) {
         err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is %s, scales must be F32, BF16 or F16", checkpoint->shards[shard].name,
@@ -57,4 +58,39 @@ int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetenso
         return -EINVAL;
     }
     return 0;
+}
+
+int checkpoint_scales_hold_one(struct checkpoint *checkpoint, size_t i, struct err *err)
+{
+    struct checkpoint_matrix *matrix = &checkpoint->matrices[i];
+    const struct checkpoint_scales_at *at = &checkpoint->scales_at[i];
+    size_t count = (size_t)matrix->scale_rows * matrix->scale_columns;
+    if (matrix->scales)
+        return 0;
+    _cleanup_(freep) float *scales = malloc(count * sizeof *scales);
+    if (!scales)
+        return err_no_memory(err, matrix->name, count * sizeof *scales);
+    int r = scales_read(checkpoint, at->tensor, matrix->scale_shard, at->first_row, matrix->scale_rows, matrix->scale_columns, scales, err);
+    if (r < 0)
+        return r;
+    matrix->scales = STEAL(scales);
+    return 0;
+}
+
+int checkpoint_scales_hold(struct checkpoint *checkpoint, uint32_t layer, struct err *err)
+{
+    int r = 0;
+    for (size_t i = checkpoint->layer_first[layer]; r == 0 && i < checkpoint->layer_first[layer + 1]; i++)
+        r = checkpoint_scales_hold_one(checkpoint, i, err);
+    if (r < 0)
+        checkpoint_scales_drop(checkpoint, layer);
+    return r;
+}
+
+void checkpoint_scales_drop(struct checkpoint *checkpoint, uint32_t layer)
+{
+    for (size_t i = checkpoint->layer_first[layer]; i < checkpoint->layer_first[layer + 1]; i++) {
+        free((void *)checkpoint->matrices[i].scales);
+        checkpoint->matrices[i].scales = NULL;
+    }
 }

@@ -19,6 +19,12 @@ struct checkpoint_digest {
     uint8_t old_digest[DIGEST_SIZE];
 };
 
+/* Where a matrix's scales are read from. */
+struct checkpoint_scales_at {
+    const struct safetensors_tensor *tensor; /* in the matrix's scale_shard */
+    uint64_t first_row; /* of the matrix's in the tensor; rows of all experts counted through */
+};
+
 struct checkpoint_shard {
     const char *name; /* owned by index->files */
     struct safetensors *file;
@@ -31,8 +37,9 @@ struct checkpoint {
     struct checkpoint_index *index;  /* read, or made from the files */
     struct checkpoint_shard *shards; /* [index->file_count], same numbers */
     uint64_t clock;
-    struct checkpoint_matrix *matrices; /* [matrix_count]; a layer's by expert, then gate, up, down; scales and name are one allocation */
+    struct checkpoint_matrix *matrices; /* [matrix_count]; a layer's by expert, then gate, up, down; they own scales and name */
     const struct safetensors_tensor **tensors; /* [matrix_count], the weight of each */
+    struct checkpoint_scales_at *scales_at;    /* [matrix_count] */
     struct checkpoint_digest *digests;         /* [matrix_count] */
     uint8_t (*layer_scales)[DIGEST_SIZE];      /* [layers]; SHA-256 of shapes and scales */
     size_t matrix_count, matrix_capacity;
@@ -69,7 +76,7 @@ struct checkpoint_source {
     uint32_t row_origin;                 /* as checkpoint_matrix */
 };
 
-/* checkpoint_resolve.c: all matrices that the arch needs, with their scales. */
+/* checkpoint_resolve.c: all matrices that the arch needs; their scales are checked and digested, and not kept. */
 int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err);
 #define CHECKPOINT_TENSOR_NAME_MAX (ARCH_NAME_MAX + 24)
 /* The name of a matrix's own tensor. */
@@ -91,12 +98,11 @@ int checkpoint_fused_source(const struct checkpoint *checkpoint, uint32_t layer,
                             const struct arch_fused *fused, const struct checkpoint_matrix *matrix, struct checkpoint_source *ret_source,
                             struct err *err);
 
-/* checkpoint_scales.c: scale rows [first, first + rows) of a tensor [.., columns], converted and checked, into `to`. */
-int checkpoint_scales_read(struct checkpoint *checkpoint, const struct safetensors_tensor *scale, uint32_t shard, uint64_t first,
-                           uint32_t rows, uint32_t columns, float *to, struct err *err);
+/* checkpoint_scales.c: those of one matrix, read, converted and checked. */
+int checkpoint_scales_hold_one(struct checkpoint *checkpoint, size_t matrix, struct err *err);
 
-/* checkpoint_digests.c: what can be known without reading weights. */
-int checkpoint_digests_begin(struct checkpoint *checkpoint, struct err *err);
+/* checkpoint_digests.c: what can be known of a layer without reading weights. Its scales are held. */
+int checkpoint_digests_begin(struct checkpoint *checkpoint, uint32_t layer, struct err *err);
 
 /* checkpoint_identity.c */
 int checkpoint_identify(struct checkpoint *checkpoint, struct err *err);

@@ -126,6 +126,7 @@ def test_a_model_of_a_terabyte(make_daemon, tmp_path):
     below(daemon, f"a checkpoint of {total / 1e12:.2f} TB opened")
     daemon.refused("load", tmp_path / "huge", "--name", "huge", "--tp", 1, name="NO_MEMORY", timeout=300)
     below(daemon, "and again")
+    assert peak(daemon) < 160 << 20, "250 MB of scales are held one layer at a time"
 
 
 def test_a_cold_load(make_daemon, build, tmp_path):

@@ -59,6 +59,12 @@ static struct checkpoint *opened(const char *dir, struct arch **ret_arch)
     return checkpoint;
 }
 
+static void hold_scales(struct checkpoint *checkpoint, const struct arch *arch)
+{
+    for (uint32_t layer = 0; layer < arch->layers; layer++)
+        assert_int_equal(checkpoint_scales_hold(checkpoint, layer, NULL), 0);
+}
+
 static uint8_t *read_all(struct checkpoint *checkpoint, const struct checkpoint_matrix *matrix)
 {
     uint8_t *bytes = malloc((size_t)matrix->rows * matrix->columns);
@@ -117,6 +123,7 @@ static void moe(void **state)
     assert_int_equal(arch->experts, 5);
     assert_int_equal(arch->top_k, 5); /* 8 of the original are more than there are */
     assert_int_equal(arch->hidden, 320);
+    hold_scales(checkpoint, arch);
     for (int matrix = KERNELS_GATE; matrix <= KERNELS_DOWN; matrix++)
         check_matrix(checkpoint, checkpoint_find(checkpoint, 1, 4, (enum kernels_matrix)matrix));
     struct safetensors *file = NULL;
@@ -180,6 +187,8 @@ static void fused_matrices_are_the_single_ones(void **state)
     struct checkpoint *single = made(fixture_path(*state, "single"), NULL, &arch);
     struct checkpoint *fused = made(fixture_path(*state, "fused"), "--fused", &other);
     assert_int_equal(arch->experts, 4);
+    hold_scales(single, arch);
+    hold_scales(fused, other);
     for (uint32_t layer = 0; layer < 2; layer++) {
         uint8_t sources[2][DIGEST_SIZE];
         for (int i = 0; i < 4 * 3; i++) {
@@ -226,6 +235,7 @@ static void fused_blocks_run_on(void **state)
     struct checkpoint *checkpoint = opened(out, &arch);
     const struct checkpoint_matrix *gate = checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_GATE);
     const struct checkpoint_matrix *up = checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_UP);
+    hold_scales(checkpoint, arch);
     assert_int_equal(gate->row_origin, 0);
     assert_int_equal(gate->scale_rows, 3);
     assert_int_equal(up->row_origin, 64);
@@ -248,6 +258,7 @@ static void scale_dtypes(void **state)
                          0);
         struct arch *arch = NULL;
         struct checkpoint *checkpoint = opened(out, &arch);
+        hold_scales(checkpoint, arch);
         check_matrix(checkpoint, checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_UP));
         checkpoint_free(checkpoint);
         arch_free(arch);

@@ -250,7 +250,11 @@ static void a17_scale_dtypes(void **state)
         scales_as(dir, kinds[i].dtype, kinds[i].data);
         struct checkpoint *checkpoint = opened(dir);
         const struct checkpoint_matrix *gate = checkpoint_find(checkpoint, 0, ARCH_EXPERT_DENSE, KERNELS_GATE);
+        assert_null(gate->scales);
+        assert_int_equal(checkpoint_scales_hold(checkpoint, 0, NULL), 0);
         assert_memory_equal(gate->scales, values, sizeof values);
+        checkpoint_scales_drop(checkpoint, 0);
+        assert_null(gate->scales);
         checkpoint_free(checkpoint);
     }
     static const uint64_t zeros[12];

@@ -185,6 +185,7 @@ static void read_through(struct checkpoint *checkpoint, const struct arch *arch)
     static uint8_t codes[FILE_MAX];
     struct err err = {0};
     for (uint32_t layer = 0; layer < arch->layers; layer++) {
+        must(checkpoint_scales_hold(checkpoint, layer, &err) == 0, "scales that were read once cannot be read again");
         for (uint32_t expert = 0; expert < (arch->layer_is_moe[layer] ? arch->experts : 1); expert++) {
             for (int which = KERNELS_GATE; which <= KERNELS_DOWN; which++) {
                 int index = arch->layer_is_moe[layer] ? (int)expert : ARCH_EXPERT_DENSE;
