@@ -40,7 +40,8 @@ struct head {
     struct cache_db *cache_db;
     struct control *control;
     struct events *events;
-    struct load *loads; /* list */
+    struct load *loads;  /* list */
+    uint64_t load_turns; /* asked for so far */
     struct metrics *metrics;
     struct metrics_http *metrics_http; /* NULL: not configured */
     struct remember *remembered;       /* list */
