@@ -71,6 +71,8 @@ static int read_experts(const json_t *config, const char *where, struct arch *ar
     int r = arch_json_u32(config, family->experts_keys, 0, ARCH_EXPERTS_MAX, where, &arch->experts, err);
     if (r < 0)
         return r;
+    arch->experts_key = arch_json_key(config, family->experts_keys);
+    arch->experts_said = arch->experts;
     return arch_layers_fill(config, where, arch, err);
 }
 
@@ -114,9 +116,22 @@ static int read_shared(const json_t *config, const char *where, struct arch *arc
     return family->shared == ARCH_SHARED_GATED ? gate_shared(where, arch, err) : 0;
 }
 
+static int no_experts(const char *where, const struct arch *arch, struct err *err)
+{
+    uint32_t layer = 0;
+    while (!arch->layer_is_moe[layer])
+        layer++;
+    err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s is 0, but layer %u has experts by %s", where, arch->experts_key, layer,
+            arch_layers_keys(arch));
+    err_value_str(err, "key", arch->experts_key);
+    return -EINVAL;
+}
+
 static int read_moe(const json_t *config, const char *where, struct arch *arch, struct err *err)
 {
     const struct arch_family *family = arch->family;
+    if (!arch->experts)
+        return no_experts(where, arch, err);
     int r = arch_json_u32(config, family->moe_intermediate_keys, 1, LAYOUT_NEURONS_MAX, where, &arch->moe_intermediate, err);
     if (r < 0)
         return r;

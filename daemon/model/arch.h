@@ -26,6 +26,8 @@ struct arch {
     uint32_t dense_intermediate;  /* 0 when no layer is dense */
     uint32_t moe_intermediate;    /* 0 when no layer is MoE */
     uint32_t experts;             /* routed, per MoE layer; a gated shared one is the last of them */
+    const char *experts_key;      /* of config.json, which gave experts_said; NULL: the family has none */
+    uint32_t experts_said;        /* as it stands there, also when no layer is MoE */
     uint32_t top_k;               /* experts per token, a gated shared one counted in */
     uint32_t shared_intermediate; /* 0: no shared expert, or a gated one */
     bool gated_shared;            /* expert `experts - 1` is the shared one, its weight comes from the client like the others' */

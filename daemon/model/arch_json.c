@@ -20,6 +20,16 @@ const char *arch_json_show(const json_t *value, char *text, size_t size)
     return text;
 }
 
+const char *arch_json_key(const json_t *object, const char *const *keys)
+{
+    for (int i = 0; i < ARCH_KEYS_MAX && keys[i]; i++) {
+        const json_t *at = json_object_get(object, keys[i]);
+        if (at && !json_is_null(at))
+            return keys[i];
+    }
+    return NULL;
+}
+
 static int no_key(const char *const *keys, const char *where, struct err *err)
 {
     char list[256];

@@ -14,6 +14,8 @@ int arch_json_u32(const json_t *object, const char *const *keys, uint32_t low, u
 /* The same for a key that may be absent or null. */
 int arch_json_u32_or(const json_t *object, const char *const *keys, uint32_t low, uint32_t high, uint32_t otherwise, const char *where,
                      uint32_t *ret_value, struct err *err);
+/* The first of the keys that is there and not null; NULL: none is. */
+const char *arch_json_key(const json_t *object, const char *const *keys);
 /* A value as short text for a message: "true", "\"x\"", "an object". Returns `text`. */
 const char *arch_json_show(const json_t *value, char *text, size_t size);
 

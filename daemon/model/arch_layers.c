@@ -94,3 +94,14 @@ int arch_layers_fill(const json_t *config, const char *where, struct arch *arch,
     memset(arch->layer_is_moe, true, arch->layers * sizeof arch->layer_is_moe[0]);
     return 0;
 }
+
+const char *arch_layers_keys(const struct arch *arch)
+{
+    switch (arch->family->pattern) {
+    case ARCH_PATTERN_SPARSE_STEP: return "decoder_sparse_step and mlp_only_layers";
+    case ARCH_PATTERN_FIRST_DENSE: return "first_k_dense_replace, moe_layer_freq and mlp_layer_types";
+    case ARCH_PATTERN_DENSE:
+    case ARCH_PATTERN_MOE: break;
+    }
+    return "model_type";
+}

@@ -319,7 +319,7 @@ const struct checkpoint_index_entry *checkpoint_index_find(const struct checkpoi
     return bsearch(tensor, index->entries, index->count, sizeof *index->entries, tensor_against);
 }
 
-bool checkpoint_index_has_prefix(const struct checkpoint_index *index, const char *prefix)
+const char *checkpoint_index_prefix(const struct checkpoint_index *index, const char *prefix)
 {
     size_t low = 0, high = index->count;
     while (low < high) {
@@ -329,5 +329,6 @@ bool checkpoint_index_has_prefix(const struct checkpoint_index *index, const cha
         else
             high = middle;
     }
-    return low < index->count && strncmp(index->entries[low].tensor, prefix, strlen(prefix)) == 0;
+    bool found = low < index->count && strncmp(index->entries[low].tensor, prefix, strlen(prefix)) == 0;
+    return found ? index->entries[low].tensor : NULL;
 }

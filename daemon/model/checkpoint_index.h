@@ -35,7 +35,7 @@ CLEANUP_DEFINE(struct checkpoint_index *, checkpoint_index_free);
 
 /* NULL when the index does not have it. */
 const struct checkpoint_index_entry *checkpoint_index_find(const struct checkpoint_index *index, const char *tensor);
-/* Is there a tensor whose name begins so? */
-bool checkpoint_index_has_prefix(const struct checkpoint_index *index, const char *prefix);
+/* The first tensor whose name begins so; NULL when there is none. */
+const char *checkpoint_index_prefix(const struct checkpoint_index *index, const char *prefix);
 
 #endif

@@ -86,7 +86,7 @@ static int single_source(const struct checkpoint *checkpoint, uint32_t layer, in
         bool others = row && (fused->at[part][KERNELS_GATE] || fused->at[part][KERNELS_DOWN]);
         if (others)
             arch_fused_name(arch, layer, row, scale_name);
-        return checkpoint_missing_weight(checkpoint, layer, name, others ? scale_name : NULL, err);
+        return checkpoint_missing_weight(checkpoint, layer, expert, name, others ? scale_name : NULL, err);
     }
     const char *file = checkpoint->shards[source.shard].name;
     int r = check_weight(source.weight, file, matrix->rows, matrix->columns, err);
@@ -165,7 +165,7 @@ static bool is_absent(const struct checkpoint *checkpoint, uint32_t layer)
         at = strchr(at + 1, '.');
     if (at)
         at[1] = '\0';
-    return !checkpoint_index_has_prefix(checkpoint->index, prefix);
+    return !checkpoint_index_prefix(checkpoint->index, prefix);
 }
 
 static int add_layer(struct checkpoint *checkpoint, uint32_t layer, struct err *err)

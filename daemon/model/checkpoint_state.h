@@ -82,9 +82,10 @@ int checkpoint_resolve(struct checkpoint *checkpoint, struct err *err);
 /* The name of a matrix's own tensor. */
 void checkpoint_single_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char *ret_name);
 
-/* checkpoint_missing.c: refusals. The layer's own `weight` is not there; fused: where it might be too, as others of its kind are, or
- * NULL. */
-int checkpoint_missing_weight(const struct checkpoint *checkpoint, uint32_t layer, const char *weight, const char *fused, struct err *err);
+/* checkpoint_missing.c: refusals. The layer's own `weight` of that expert is not there; fused: where it might be too, as others of its kind
+ * are, or NULL. */
+int checkpoint_missing_weight(const struct checkpoint *checkpoint, uint32_t layer, int expert, const char *weight, const char *fused,
+                              struct err *err);
 /* `scale` is not there, but its weight in `file` is. */
 int checkpoint_missing_scale(const struct checkpoint *checkpoint, const char *scale, const char *file, struct err *err);
 

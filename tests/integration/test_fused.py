@@ -1,6 +1,7 @@
 """Checkpoints whose experts, or gate and up, are one tensor: the same weights give the same bits and key as in a tensor each; blocks that
 run on from gate into up; what cannot be known is refused by name."""
 import glob
+import json
 import os
 import signal
 import time
@@ -291,6 +292,53 @@ def test_refused(build, daemon, tmp_path, spoil):
     assert time.monotonic() - start < SLOW
     assert all(slot["layer"] == 0 for slot in daemon.ok("cache", "list")["slots"])  # which is whole, when a NaN behind it is found
     daemon.ctl("unload", spoil, "--drop-cache")
+
+
+def set_config(path, where, **changes):
+    with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
+        values = json.load(file)
+    for key, value in changes.items():
+        if value is None:
+            del where(values)[key]
+        else:
+            where(values)[key] = value
+    with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(values, file)
+
+
+# Family, fused?, config's change, words.
+KINDS = {
+    "fused_of_none": ("qwen3_moe", True, {"num_experts": 0},
+                      ["layer 1 is one dense MLP in config.json (num_experts is 0)", "model.layers.1.mlp.experts.down_proj in model",
+                       "has shape [6, 200, 128]", "num_experts should be 6"]),
+    "single_of_none": ("qwen3_moe", False, {"num_experts": 0},
+                       ["layer 1 is one dense MLP in config.json (num_experts is 0)",
+                        "model.layers.1.mlp.experts.0.down_proj.weight in model", "num_experts should be 6"]),
+    "nested": ("qwen3_5_moe", True, {"num_experts": 0}, ["layer 1 is one dense MLP", "num_experts is 0", DOWN, "num_experts should be 6"]),
+    "not_said": ("qwen3_moe", True, {"num_experts": None}, ["config.json", "looked for num_experts, n_routed_experts, num_local_experts"]),
+    "dense_by_list": ("qwen3_moe", True, {"mlp_only_layers": [0, 1]},
+                      ["layer 1 is one dense MLP", "by decoder_sparse_step and mlp_only_layers; num_experts is 6", "[6, 200, 128]"]),
+    "moe_by_list": ("qwen3_moe", True, {"mlp_only_layers": []},
+                    ["layer 0 has experts in config.json (by decoder_sparse_step and mlp_only_layers; num_experts is 6)",
+                     "one dense MLP: model.layers.0.mlp.down_proj.weight in model"]),
+    "too_many": ("deepseek_v3", False, {"n_routed_experts": 7},
+                 ["missing weight tensor model.layers.1.mlp.experts.6.gate_proj.weight; n_routed_experts is 7 in config.json, "
+                  "but there are 6"]),
+    "a_list_of_none": ("glm_moe_dsa", True, {"n_routed_experts": 0},
+                       ["n_routed_experts is 0, but layer 1 has experts by first_k_dense_replace, moe_layer_freq and mlp_layer_types"]),
+    "a_family_of_none": ("minimax_m2", False, {"num_local_experts": 0}, ["num_local_experts is 0, but layer 0 has experts by model_type"]),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_another_kind_than_config_says(build, daemon, tmp_path, case):
+    """The field of config.json is named, and what is there of the layer."""
+    family, fused, changes, words = KINDS[case]
+    values = config(family, 200, 192, moe=128, experts=6, top_k=2, shared=1, layers=2)
+    path = checkpoint(build, tmp_path, values, 2, *(("--fused",) if fused else ()))
+    set_config(path, lambda values: values.get("text_config", values), **changes)
+    daemon.refused("load", path, "--name", case, "--tp", 2, "--multiple-of", 64, name="BAD_CHECKPOINT", words=words)
+    daemon.ctl("unload", case, "--drop-cache")
 
 
 # Rows of gate and of up; how many rows of scales; words.
