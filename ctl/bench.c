@@ -150,7 +150,8 @@ static enum ctl_exit run_clients(const struct ctl *ctl, struct client *clients, 
         pthread_join(threads[i], NULL);
     *ret_seconds = (now_us() - begin) / 1e6;
     if (started < count)
-        return ctl_fail_with(ctl, "NO_MEMORY", "only %u of %u threads could be started", started, count);
+        return ctl_fail_with(ctl, "NO_MEMORY", "only %u of %u thread%s could be started", started, count,
+                             count == 1 ? "" : "s");
     for (uint32_t i = 0; i < count; i++)
         if (clients[i].failed)
             return ctl_fail(ctl, &clients[i].error);

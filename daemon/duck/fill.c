@@ -347,13 +347,15 @@ static int check_rows(const struct fill *fill, const struct target *target, cons
     if (data->columns != shape->columns)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: rows of %u columns, the slice has %u", name, data->columns, shape->columns);
     if (data->rows == 0 || data->first_row >= rows || data->rows > rows - data->first_row || !layout_tile_begins(shape, data->first_row))
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u rows from row %u on, the slice has %u and rows come from multiples of %d%s",
-                       name, data->rows, data->first_row, rows, LAYOUT_TILE_ROWS, shape->row_origin ? ", less 8" : "");
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE,
+                       "%s: %u row%s from row %u on, the slice has %u and rows come from multiples of %d%s", name, data->rows,
+                       size_plural(data->rows), data->first_row, rows, LAYOUT_TILE_ROWS, shape->row_origin ? ", less 8" : "");
     uint32_t first = layout_tile(shape, data->first_row), count = layout_tiles(shape, data->first_row, data->rows);
     uint64_t scales = (uint64_t)count * shape->segments;
     if (data->scale_count != scales)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u scales for %u rows of %u segments, %llu are needed", name, data->scale_count,
-                       data->rows, shape->segments, (unsigned long long)scales);
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u scale%s for %u row%s of %u segment%s, %llu needed", name, data->scale_count,
+                       size_plural(data->scale_count), data->rows, size_plural(data->rows), shape->segments, size_plural(shape->segments),
+                       (unsigned long long)scales);
     uint64_t at = target->first_tile + matrix_first_tile(target->layout, matrix) + first;
     for (uint32_t i = 0; i < count; i++)
         if (bit(fill->arrived, at + i))
@@ -483,8 +485,9 @@ static int missing(const struct fills *fills, const struct fill *fill, struct er
     while (matrix > KERNELS_GATE && tile < matrix_first_tile(target.layout, matrix))
         matrix--;
     uint32_t row = layout_tile_row(geometry_matrix(target.layout, matrix), tile - matrix_first_tile(target.layout, matrix));
-    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s%s: rows from %u on are missing (%llu tiles of 16 rows have not arrived)",
-                   target.name, target.name[0] ? " " : "", kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left);
+    return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s%s: rows from %u on are missing (%llu tile%s of 16 rows %s not arrived)",
+                   target.name, target.name[0] ? " " : "", kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left,
+                   size_plural(fill->tiles_left), fill->tiles_left == 1 ? "has" : "have");
 }
 
 int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DIGEST_SIZE], struct err *err)

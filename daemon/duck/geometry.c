@@ -40,7 +40,8 @@ int geometry_init(const struct msg_prepare_begin *words, struct geometry *ret_ge
     }
     if (!size_mul(g.layout.expert_bytes, (uint64_t)g.experts, &g.shared_offset) ||
         !size_add(g.shared_offset, words->has_shared ? g.shared.expert_bytes : 0, &g.bytes) || g.bytes > INT64_MAX)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%u experts of %" PRIu64 " bytes are no size", g.experts, g.layout.expert_bytes);
+        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%u times an expert of %" PRIu64 " bytes is no size", g.experts,
+                       g.layout.expert_bytes);
     *ret_geometry = g;
     return 0;
 }

@@ -10,6 +10,7 @@
 #include "daemon/head/load_expect.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
+#include "proto/base/size.h"
 #include "proto/wire/msg_cache.h"
 
 #define CHECK_REQUEST_BIT (UINT64_C(1) << 62) /* below the loads' bit, above the core's numbers */
@@ -98,8 +99,8 @@ static void finish_if_done(struct cache_check *check)
         cache_check_free(head);
     if (!head->cache_check || check->done < check->count || check->reading)
         return;
-    log_info("cache", "verified %zu slots, %" PRIu64 " bytes, %zu against the checkpoint: %zu bad", check->count, check->done_bytes,
-             check->compared, json_array_size(check->bad));
+    log_info("cache", "verified %zu slot%s, %" PRIu64 " bytes, %zu against the checkpoint: %zu bad", check->count,
+             size_plural(check->count), check->done_bytes, check->compared, json_array_size(check->bad));
     json_t *result = json_pack("{s:I, s:O, s:O, s:O, s:I, s:I, s:o, s:I}", "checked", (json_int_t)(check->count), "bad", check->bad,
                                "unreached", check->unreached, "uncompared", check->uncompared, "bytes", (json_int_t)check->done_bytes,
                                "compared", (json_int_t)check->compared, "seconds",
@@ -135,7 +136,8 @@ void cache_check_client_gone(struct head *head, uint64_t client)
     if (!check || check->given_up || check->client != client)
         return;
     struct err left = {0};
-    err_set(&left, -ECANCELED, ERR_CANCELLED, "its client left after %zu of %zu slots", check->done, check->count);
+    err_set(&left, -ECANCELED, ERR_CANCELLED, "its client left after %zu of %zu slot%s", check->done, check->count,
+            size_plural(check->count));
     core_errand_end(head->core, clock_now_ns(), check->job, &left);
     give_up(check);
 }
@@ -319,7 +321,8 @@ static void full_run(void *user)
                                      .cancelled = &check->cancelled,
                                      .read_bytes = &check->read_bytes};
     if (r == 0 && full->layer >= full->arch->layers)
-        r = err_set(&full->err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: has %u layers now", full->path, full->arch->layers);
+        r = err_set(&full->err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: has %u layer%s now", full->path, full->arch->layers,
+                    size_plural(full->arch->layers));
     if (r == 0)
         load_expect_layer(&what, full->layer, full->sums, &full->err);
 }

@@ -9,6 +9,7 @@
 
 #include "proto/base/buf.h"
 #include "proto/base/clock.h"
+#include "proto/base/size.h"
 #include "proto/control/rpc.h"
 
 #define CLIENT_OUT_MAX (16u * 1024 * 1024) /* bytes waiting to be read by the client */
@@ -358,8 +359,8 @@ bool client_tick(struct client *client, uint64_t now)
     if (!client->half_ns || now < client->half_ns + CLIENT_LINE_PATIENCE)
         return true;
     struct err err = {0};
-    err_set(&err, -ETIMEDOUT, ERR_BAD_REQUEST, "half a line of %zu bytes waited for its end for %d s; the connection is closed",
-            client->in.length, (int)(CLIENT_LINE_PATIENCE / CLOCK_NS_PER_S));
+    err_set(&err, -ETIMEDOUT, ERR_BAD_REQUEST, "half a line of %zu byte%s waited for its end for %d s; the connection is closed",
+            client->in.length, size_plural(client->in.length), (int)(CLIENT_LINE_PATIENCE / CLOCK_NS_PER_S));
     complain(client, &err);
     return false;
 }

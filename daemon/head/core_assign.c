@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/head/core_parts.h"
+#include "proto/base/size.h"
 
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer)
 {
@@ -77,7 +78,8 @@ int core_assign(const struct core *core, const struct core_wants *wants, uint32_
             uint32_t up = 0;
             for (uint32_t i = 0; i < core->duck_count; i++)
                 up += core->ducks[i].state == CORE_DUCK_UP && !core->ducks[i].spare;
-            err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u are up", tp, tp, up, core->duck_count);
+            err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u duck%s, %u of %u %s up", tp, tp, size_plural(tp), up, core->duck_count,
+                    up == 1 ? "is" : "are");
             err_value_int(err, "tp", tp);
             err_value_int(err, "up", up);
             return err ? err->code : -EHOSTDOWN;

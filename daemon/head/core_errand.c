@@ -55,12 +55,8 @@ int core_batch_begin(struct core *core, uint64_t now, uint64_t id, bool prefill,
 {
     struct core_session *session = core_session_find(core, id);
     const struct core_model *model = &core->models[session->model];
-    if (layer >= model->arch->layers) {
-        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", layer, model->name, model->arch->layers - 1);
-        err_value_int(err, "layer", layer);
-        err_value_int(err, "layers", model->arch->layers);
-        return -EINVAL;
-    }
+    if (layer >= model->arch->layers)
+        return core_model_no_layer(model, layer, err);
     int r = core_errand_begin(core, now, prefill ? "prefill" : "decode", model->name, layer, ret_job, err);
     if (r < 0)
         return r;

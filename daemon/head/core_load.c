@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/head/core_parts.h"
+#include "proto/base/size.h"
 
 const char *core_load_again_text(const struct core_model *model, char text[CORE_AGAIN_MAX])
 {
@@ -225,7 +226,7 @@ int core_prepare(struct core *core, uint64_t now, const char *name, uint32_t lay
     if (!model->plan)
         return err_set(err, -EAGAIN, ERR_NOT_READY, "model %s was never planned: load it first", name);
     if (layer != CORE_NONE && layer >= model->arch->layers)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", layer, name, model->arch->layers - 1);
+        return core_model_no_layer(model, layer, err);
     struct core_job *job;
     int r = core_job_new(core, now, "prepare", core_model_index(core, model), &job, err);
     if (r < 0)
@@ -322,8 +323,8 @@ static void leave_incomplete(const struct core *core, struct core_model *model)
     }
     model->state = CORE_MODEL_DEGRADED;
     model->error = (struct err){0};
-    err_set(&model->error, -EAGAIN, ERR_NOT_READY, "model %s: %zu of %u layers are not prepared, the first is layer %u", model->name,
-            missing, model->arch->layers, first);
+    err_set(&model->error, -EAGAIN, ERR_NOT_READY, "model %s: %zu of %u layer%s %s not prepared, the first is layer %u", model->name,
+            missing, model->arch->layers, size_plural(model->arch->layers), missing == 1 ? "is" : "are", first);
     err_value_str(&model->error, "model", model->name);
     err_value_int(&model->error, "layer", first);
 }

@@ -122,13 +122,18 @@ static int check_pieces(const struct core *core, const struct core_model *model,
             left[at] -= needs;
             continue;
         }
-        char droppable[256];
+        uint64_t leaves = 0;
+        for (at = 0; at < count; at++)
+            leaves = left[at] > leaves ? left[at] : leaves;
+        char droppable[256], before[80] = "";
+        if (leaves < largest)
+            snprintf(before, sizeof before, ", %llu once the layers before it are placed", (unsigned long long)leaves);
         list_droppable(core, model, duck, droppable, sizeof droppable);
         err_set(err, -ENOSPC, ERR_NO_MEMORY,
-                "duck %s: layer %u of rank %u needs %llu bytes in one piece; its weight buffer has %llu free, but in %zu pieces of at most "
-                "%llu: %s",
-                duck->name, layer, rank, (unsigned long long)needs, (unsigned long long)total, count, (unsigned long long)largest,
-                droppable);
+                "duck %s: layer %u of rank %u needs %llu bytes in one piece; its weight buffer has %llu free, but in %zu piece%s of at "
+                "most %llu%s: %s",
+                duck->name, layer, rank, (unsigned long long)needs, (unsigned long long)total, count, size_plural(count),
+                (unsigned long long)largest, before, droppable);
         err_value_str(err, "droppable", droppable);
         err_value_str(err, "duck", duck->name);
         err_value_int(err, "needs", (long long)needs);
@@ -238,7 +243,8 @@ static int make_plan(const struct core *core, const struct core_model *model, co
     for (uint32_t i = 0; i < core->duck_count; i++)
         all += !core->ducks[i].spare;
     if (ranks > request.ducks && ranks <= all) {
-        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u are up", ranks, ranks, request.ducks, all);
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "tp %u needs %u ducks, %u of %u %s up", ranks, ranks, request.ducks, all,
+                request.ducks == 1 ? "is" : "are");
         err_value_int(err, "tp", ranks);
         err_value_int(err, "up", request.ducks);
         return -EHOSTDOWN;
@@ -318,8 +324,7 @@ static size_t plan_total(const struct core_job *job, const struct core_model *ne
 static int check_scope(const struct core_job *job, const struct core_model *next, const struct checkpoint *checkpoint, struct err *err)
 {
     if (job->layer != CORE_NONE && job->layer >= next->arch->layers)
-        return err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", job->layer, next->name,
-                       next->arch->layers - 1);
+        return core_model_no_layer(next, job->layer, err);
     if (!job->memory || plan_total(job, next, checkpoint))
         return 0;
     return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "the memfd holds no tensor of %s that model %s uses",

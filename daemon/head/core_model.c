@@ -27,6 +27,18 @@ const struct core_model *core_model_sharing(const struct core *core, const struc
     return NULL;
 }
 
+int core_model_no_layer(const struct core_model *model, uint32_t layer, struct err *err)
+{
+    uint32_t layers = model->arch->layers;
+    char which[32] = "layer 0 alone";
+    if (layers > 1)
+        snprintf(which, sizeof which, "layers 0 to %u", layers - 1);
+    err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has %s", layer, model->name, which);
+    err_value_int(err, "layer", layer);
+    err_value_int(err, "layers", layers);
+    return -EINVAL;
+}
+
 void core_placement_free(struct core_placement *placement)
 {
     arch_free(placement->arch);

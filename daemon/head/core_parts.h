@@ -69,6 +69,8 @@ void core_session_end(struct core *core, uint64_t now, struct core_session *sess
 int core_job_new(struct core *core, uint64_t now, const char *kind, uint32_t model, struct core_job **ret_job, struct err *err);
 const struct msg_slot *core_duck_slot(const struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
 void core_duck_forget_slot(struct core_duck *duck, const uint8_t key[DIGEST_SIZE], uint32_t layer);
+/* BAD_SHAPE: the model has no such layer. */
+int core_model_no_layer(const struct core_model *model, uint32_t layer, struct err *err);
 bool core_model_has_slot(const struct core *core, const struct core_model *model, uint32_t layer, uint32_t rank);
 static inline uint32_t core_model_index(const struct core *core, const struct core_model *model)
 {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/head/core_parts.h"
+#include "proto/base/size.h"
 
 #define REASON_LOSSES_MAX 3 /* named; the rest is counted */
 
@@ -97,8 +98,11 @@ void core_reason(const struct core *core, const struct core_model *model, const 
         return;
     }
     if (!job->missing_count) {
+        char every[32];
+        snprintf(every, sizeof every, "all %zu", total);
         bool part = job->layer != CORE_NONE || job->memory;
-        say(&words, "", "all %zu slots%s are finished under this key", total, part ? " that were asked for" : "");
+        say(&words, "", "%s slot%s%s%s finished under this key", total == 1 ? "the one" : every, size_plural(total),
+            !part ? "" : total == 1 ? " that was asked for" : " that were asked for", total == 1 ? " is" : " are");
         return;
     }
     say_plan(&words, model, next);
@@ -109,7 +113,9 @@ void core_reason(const struct core *core, const struct core_model *model, const 
     say_losses(&words, core, model, next, job);
     bool explained = words.length > 0;
     if (!explained && !model->was.known)
-        say(&words, "", "%zu of %zu slots were not on the ducks", job->missing_count, total);
+        say(&words, "", "%zu of %zu slot%s %s not on the ducks", job->missing_count, total, size_plural(total),
+            job->missing_count == 1 ? "was" : "were");
     else if (!explained || job->missing_count < total)
-        say(&words, "; ", "%zu of %zu slots were missing", job->missing_count, total);
+        say(&words, "; ", "%zu of %zu slot%s %s missing", job->missing_count, total, size_plural(total),
+            job->missing_count == 1 ? "was" : "were");
 }

@@ -5,6 +5,7 @@
 
 #include "daemon/head/core_parts.h"
 #include "kernels/kernels.h"
+#include "proto/base/size.h"
 
 /* Set only in the mutated build that proves that the tests of late answers would notice. */
 #ifdef CORE_STEP_TAKES_LATE
@@ -24,17 +25,13 @@ int core_step_check(struct core *core, uint64_t id, uint32_t layer, uint32_t tok
         return session->err.code;
     }
     if (core_session_lane(session) == CORE_NONE) {
-        err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": %u of its steps are in flight, which is what it was opened for (lanes)",
-                session->id, session->lanes);
+        err_set(err, -EBUSY, ERR_BUSY, "session %" PRIu64 ": %u of its steps %s in flight, which is what it was opened for (lanes)",
+                session->id, session->lanes, session->lanes == 1 ? "is" : "are");
         err_value_int(err, "lanes", session->lanes);
         return -EBUSY;
     }
-    if (layer >= model->arch->layers) {
-        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u: model %s has layers 0 to %u", layer, model->name, model->arch->layers - 1);
-        err_value_int(err, "layer", layer);
-        err_value_int(err, "layers", model->arch->layers);
-        return -EINVAL;
-    }
+    if (layer >= model->arch->layers)
+        return core_model_no_layer(model, layer, err);
     if (tokens > session->max_tokens) {
         err_set(err, -EINVAL, ERR_BAD_SHAPE, "tokens %u: session %" PRIu64 " was opened for at most %u", tokens, session->id,
                 session->max_tokens);
@@ -49,8 +46,8 @@ static int check_routing(const struct core *core, const struct core_session *ses
 {
     bool moe = core->models[session->model].arch->layer_is_moe[layer];
     if (moe && (!top_k || top_k > session->top_k_max)) {
-        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is a MoE layer: topk_ids must hold 1 to %u experts a token, not %u", layer,
-                session->top_k_max, top_k);
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is a MoE layer: topk_ids must hold %s%u expert%s a token, not %u", layer,
+                session->top_k_max == 1 ? "" : "1 to ", session->top_k_max, size_plural(session->top_k_max), top_k);
         err_value_int(err, "top_k", top_k);
         return -EINVAL;
     }

@@ -33,6 +33,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/base/quota.h"
+#include "proto/base/size.h"
 #include "proto/wire/msg_buffer.h"
 
 #define HEAD_TICK (100 * CLOCK_NS_PER_MS)
@@ -45,18 +46,18 @@
 static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hello, const struct msg_slot *slots, size_t count)
 {
     struct head *head = user;
-    log_info("duck", "%s: up: %s, isa %s, cores %u, weight buffer %" PRIu64 " bytes, %zu slots, boot id %s", head->core->ducks[duck].name,
-             hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, hello->boot_id);
+    log_info("duck", "%s: up: %s, isa %s, cores %u, weight buffer %" PRIu64 " bytes, %zu slot%s, boot id %s", head->core->ducks[duck].name,
+             hello->software, hello->isa, hello->cores, hello->capacity_bytes, count, size_plural(count), hello->boot_id);
     metrics_duck_up(head, duck);
     bool ended = core_duck_ended(&head->core->ducks[duck]);
     core_duck_up(head->core, clock_now_ns(), duck, hello, slots, count);
     const struct core_duck *known = &head->core->ducks[duck];
     if (ended && known->mirror_gone && !known->mirror_new)
-        log_info("cache", "%s: fp9d was restarted and its local ducks' weight buffers ended with it: %u slots are gone", known->name,
-                 known->mirror_gone);
+        log_info("cache", "%s: fp9d was restarted and its local ducks' weight buffers ended with it: %u slot%s gone", known->name,
+                 known->mirror_gone, known->mirror_gone == 1 ? " is" : "s are");
     else if (known->mirror_gone || known->mirror_new)
-        log_warning("cache", "%s: its header holds %u slots that were not known here, and %u that were are gone from it; corrected",
-                    known->name, known->mirror_new, known->mirror_gone);
+        log_warning("cache", "%s: its header holds %u slot%s not known here before, and lacks %u that %s; corrected", known->name,
+                    known->mirror_new, size_plural(known->mirror_new), known->mirror_gone, known->mirror_gone == 1 ? "was" : "were");
     act_run(head);
     events_look(head);
 }

@@ -102,8 +102,11 @@ static int check_ids(const int32_t *ids, uint32_t tokens, uint32_t top_k, uint32
             if (id == -1)
                 continue;
             if (id < 0 || (uint32_t)id >= experts) {
-                err_set(err, -EINVAL, ERR_BAD_EXPERT, "topk_ids: token %u, slot %u holds %d; experts are 0 to %u, -1 is an empty slot",
-                        token, slot, id, experts - 1);
+                char known[40] = "0 is the only expert";
+                if (experts > 1)
+                    snprintf(known, sizeof known, "experts are 0 to %u", experts - 1);
+                err_set(err, -EINVAL, ERR_BAD_EXPERT, "topk_ids: token %u, slot %u holds %d; %s, -1 is an empty slot", token, slot, id,
+                        known);
                 err_value_int(err, "token", token);
                 err_value_int(err, "slot", slot);
                 err_value_int(err, "expert", id);

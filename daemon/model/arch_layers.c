@@ -5,6 +5,7 @@
 
 #include "daemon/model/arch_family.h"
 #include "daemon/model/arch_json.h"
+#include "proto/base/size.h"
 
 static const char *const step_keys[ARCH_KEYS_MAX] = {"decoder_sparse_step"};
 static const char *const first_keys[ARCH_KEYS_MAX] = {"first_k_dense_replace"};
@@ -53,8 +54,8 @@ static bool is_moe_word(const json_t *at, bool *ret_moe)
 static int by_list(const json_t *list, const char *key, const char *where, struct arch *arch, struct err *err)
 {
     if (json_array_size(list) != arch->layers)
-        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s has %zu entries for %u layers", where, key, json_array_size(list),
-                       arch->layers);
+        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %s has %zu entr%s for %u layer%s", where, key, json_array_size(list),
+                       json_array_size(list) == 1 ? "y" : "ies", arch->layers, size_plural(arch->layers));
     for (uint32_t i = 0; i < arch->layers; i++) {
         const json_t *at = json_array_get(list, i);
         char shown[96];

@@ -6,6 +6,7 @@
 
 #include "daemon/model/checkpoint_state.h"
 #include "daemon/model/text_file.h"
+#include "proto/base/size.h"
 
 CLEANUP_DEFINE(DIR *, closedir);
 
@@ -111,8 +112,8 @@ static int check_missing(struct checkpoint *checkpoint, struct err *err)
         return 0;
     if (more)
         snprintf(and_more, sizeof and_more, " and %zu more", more);
-    err_set(err, -ENOENT, ERR_BAD_CHECKPOINT, "%s: %zu of %zu files of the index are missing (incomplete download): %s%s", checkpoint->dir,
-            missing, index->file_count, list, and_more);
+    err_set(err, -ENOENT, ERR_BAD_CHECKPOINT, "%s: %zu of %zu file%s of the index %s missing (incomplete download): %s%s", checkpoint->dir,
+            missing, index->file_count, size_plural(index->file_count), missing == 1 ? "is" : "are", list, and_more);
     err_value_int(err, "missing", (long long)missing);
     err_value_str(err, "files", list);
     return -ENOENT;

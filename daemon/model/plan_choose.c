@@ -79,9 +79,14 @@ static int check_strategy(const struct arch *arch, const struct plan_request *re
         return -EINVAL;
     }
     if (fixed && request->tp && request->tp != fixed && request->tp != strategy.width) {
+        char other[32] = "";
+        if (strategy.width != fixed)
+            snprintf(other, sizeof other, " or tp %u", strategy.width);
         err_set(err, -EINVAL, ERR_BAD_SHAPE,
-                "strategy %s has %u ranks in groups of %u: tp %u does not go with it; left out or %u would be right", name, fixed,
-                strategy.width, request->tp, fixed);
+                "strategy %s has %u ranks (%u rank%s x %u group%s): tp %u does not go with it, as tp is the number of all ranks or of one "
+                "group's; right would be no tp, tp %u%s",
+                name, fixed, strategy.width, size_plural(strategy.width), strategy.groups, size_plural(strategy.groups), request->tp, fixed,
+                other);
         err_value_str(err, "strategy", name);
         err_value_int(err, "tp", request->tp);
         err_value_int(err, "ranks", fixed);
@@ -237,7 +242,7 @@ static int refuse_memory(struct search *search, struct err *err)
     if (plan_strategy_given(request->strategy))
         snprintf(named, sizeof named, ", strategy %s", plan_strategy_name(request->strategy, strategy));
     if (enough)
-        snprintf(ducks, sizeof ducks, "%u such ducks, or ", enough);
+        snprintf(ducks, sizeof ducks, "%u such duck%s, or ", enough, size_plural(enough));
     size_format(nearest->needs, needs, sizeof needs);
     size_format(nearest->least, least, sizeof least);
     size_format(has, have, sizeof have);
@@ -261,7 +266,7 @@ static int refuse_memory(struct search *search, struct err *err)
 static void explain_groups(const struct search *search, struct plan *plan)
 {
     const struct arch *arch = search->arch;
-    if (!search->request->strategy.width)
+    if (!search->request->strategy.width || !arch->experts)
         return;
     char name[PLAN_STRATEGY_TEXT], more[32] = "";
     uint32_t least_owned = arch->experts / plan->groups;
@@ -271,10 +276,10 @@ static void explain_groups(const struct search *search, struct plan *plan)
     const struct plan_draw draw = plan_draw_of(arch, plan->groups);
     snprintf(
         plan->explanation + at, sizeof plan->explanation - at,
-        "; %s: each of %u group%s of %u rank%s owns %u%s of %u experts; of a token's %u the slowest has %.2f in the mean, if all are as "
+        "; %s: each of %u group%s of %u rank%s owns %u%s of %u expert%s; of a token's %u the slowest has %.2f in the mean, if all are as "
         "likely",
         plan_strategy_name(plan->strategy, name), plan->groups, plan->groups == 1 ? "" : "s", plan->width, plan->width == 1 ? "" : "s",
-        least_owned, more, arch->experts, arch->top_k, draw.slowest);
+        least_owned, more, arch->experts, size_plural(arch->experts), arch->top_k, draw.slowest);
 }
 
 /* "; strategy tp, as none was asked for (ep over as many ranks: 5.3 tokens/s)" */

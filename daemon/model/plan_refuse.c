@@ -60,9 +60,9 @@ int plan_refuse_ranks(const struct arch *arch, const struct plan_shape *shape, s
     plan_strategy_name(strategy, name);
     if (shape->groups > arch->experts)
         err_set(err, -EINVAL, ERR_BAD_SHAPE,
-                "strategy %s: %u experts cannot be divided over %u groups, as every group owns at least one: %u "
-                "groups at most",
-                name, arch->experts, shape->groups, arch->experts);
+                "strategy %s: %u expert%s cannot be divided over %u groups, as every group owns at least one: %u "
+                "group%s at most",
+                name, arch->experts, size_plural(arch->experts), shape->groups, arch->experts, size_plural(arch->experts));
     else if (shape->width > size_ceil_div(arch->moe_intermediate, multiple_of))
         refuse_units(name, "an expert", arch->moe_intermediate, multiple_of, shape->width, err);
     else if (arch->dense_intermediate && shape->ranks > size_ceil_div(arch->dense_intermediate, multiple_of))

@@ -68,8 +68,8 @@ static int put(const struct conf_key *key, void *target, const char *value, stru
     case CONF_STRING: {
         size_t length = strlen(value);
         if (length < key->low || (key->high && length > key->high))
-            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu bytes long, allowed are %" PRIu64 " to %" PRIu64, length, key->low,
-                           key->high);
+            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu byte%s long, allowed are %" PRIu64 " to %" PRIu64, length,
+                           size_plural(length), key->low, key->high);
         return put_string(field, value, err);
     }
     case CONF_CHOICE: return put_choice(key, field, value, err);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/base/size.h"
+
 const char *err_name_text(enum err_name name)
 {
     switch (name) {
@@ -109,7 +111,9 @@ int err_errno(struct err *err, const char *format, ...)
 
 int err_no_memory(struct err *err, const char *what, size_t bytes)
 {
-    err_set(err, -ENOMEM, ERR_NO_MEMORY, "%s: out of memory for %zu bytes", what, bytes);
+    if (!bytes) /* not known */
+        return err_set(err, -ENOMEM, ERR_NO_MEMORY, "%s: out of memory", what);
+    err_set(err, -ENOMEM, ERR_NO_MEMORY, "%s: out of memory for %zu byte%s", what, bytes, size_plural(bytes));
     err_value_int(err, "needs", (long long)bytes);
     return -ENOMEM;
 }

@@ -54,6 +54,7 @@ int err_prefix(struct err *err, const char *format, ...) __attribute__((format(p
  * and ENAMETOOLONG give BAD_REQUEST, others INTERNAL). Returns -errno. */
 int err_errno(struct err *err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* bytes: 0 when it is not known how many. */
 int err_no_memory(struct err *err, const char *what, size_t bytes);
 
 /* Adds one value for programs. A value that does not fit is left out (the sentence has it already). */

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "proto/base/safetensors_table.h"
+#include "proto/base/size.h"
 
 #define PIECE_BYTES (256 * 1024)
 #define READ_MAX (UINT64_C(1) << 30) /* one pread; Linux moves at most 2 GiB at once */
@@ -67,8 +68,8 @@ static int open_file(struct safetensors *file, struct stat *ret_stat, struct err
 static int changed(const struct safetensors *file, const struct safetensors_identity *now, struct err *err)
 {
     if (now->size != file->identity.size)
-        err_set(err, -ESTALE, ERR_BAD_CHECKPOINT, "%s changed while it was in use: it had %llu bytes, now it has %llu", file->path,
-                (ull)file->identity.size, (ull)now->size);
+        err_set(err, -ESTALE, ERR_BAD_CHECKPOINT, "%s changed while it was in use: it had %llu byte%s, now it has %llu", file->path,
+                (ull)file->identity.size, size_plural(file->identity.size), (ull)now->size);
     else
         err_set(err, -ESTALE, ERR_BAD_CHECKPOINT, "%s changed while it was in use: it was written or replaced", file->path);
     err_value_str(err, "file", file->path);
@@ -95,8 +96,8 @@ static int read_at(const struct safetensors *file, uint64_t offset, void *to, ui
         if (n < 0)
             return err_errno(err, "%s: read at %llu", file->path, (ull)offset);
         if (n == 0) {
-            err_set(err, -ESTALE, ERR_BAD_CHECKPOINT, "%s: ends at %llu, %llu bytes more were expected: it shrank while it was in use",
-                    file->path, (ull)offset, (ull)length);
+            err_set(err, -ESTALE, ERR_BAD_CHECKPOINT, "%s: ends at %llu, %llu more byte%s expected: it shrank while it was in use",
+                    file->path, (ull)offset, (ull)length, length == 1 ? " was" : "s were");
             err_value_str(err, "file", file->path);
             return -ESTALE;
         }

@@ -59,9 +59,9 @@ static int check_one(const struct safetensors_tensor *tensor, const char *where,
     if (tensor->dtype == SAFETENSORS_OTHER)
         return 0;
     if (bits % 8 != 0 || bits / 8 != tensor->end - tensor->begin) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s: declared %llu bytes [%llu, %llu), but %s %s needs %llu", where,
-                tensor->name, (ull)(tensor->end - tensor->begin), (ull)tensor->begin, (ull)tensor->end, tensor->dtype_name, shape,
-                (ull)(bits / 8));
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: tensor %s: declared %llu byte%s [%llu, %llu), but %s %s needs %llu", where,
+                tensor->name, (ull)(tensor->end - tensor->begin), size_plural(tensor->end - tensor->begin), (ull)tensor->begin,
+                (ull)tensor->end, tensor->dtype_name, shape, (ull)(bits / 8));
         err_value_int(err, "declared", (long long)(tensor->end - tensor->begin));
         err_value_int(err, "needed", (long long)(bits / 8));
         return bad(err, where, tensor);
@@ -82,8 +82,9 @@ static int check_ranges(struct safetensors_tensor *const *order, size_t count, c
             return bad(err, where, at);
         }
         if (at->begin > end) {
-            err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %llu bytes before tensor %s [%llu, %llu) belong to no tensor", where,
-                    (ull)(at->begin - end), at->name, (ull)at->begin, (ull)at->end);
+            err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %llu byte%s before tensor %s [%llu, %llu) belong%s to no tensor", where,
+                    (ull)(at->begin - end), size_plural(at->begin - end), at->name, (ull)at->begin, (ull)at->end,
+                    at->begin - end == 1 ? "s" : "");
             return bad(err, where, at);
         }
         end = at->end;
@@ -100,8 +101,8 @@ static int check_end(struct safetensors_tensor *const *order, size_t count, cons
     if (end == data_bytes)
         return 0;
     if (end < data_bytes) {
-        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %llu bytes of data after the last tensor's end %llu", where, (ull)(data_bytes - end),
-                (ull)end);
+        err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %llu byte%s of data after the last tensor's end %llu", where,
+                (ull)(data_bytes - end), size_plural(data_bytes - end), (ull)end);
         err_value_str(err, "file", where);
         return -EINVAL;
     }
@@ -110,8 +111,9 @@ static int check_end(struct safetensors_tensor *const *order, size_t count, cons
         if (order[i]->end > data_bytes)
             past = order[i];
     err_set(err, -EINVAL, ERR_BAD_CHECKPOINT,
-            "%s: truncated (incomplete download?): expected %llu bytes of data, the file has %llu; tensor %s [%llu, %llu) ends past it",
-            where, (ull)end, (ull)data_bytes, past ? past->name : "?", past ? (ull)past->begin : 0, past ? (ull)past->end : 0);
+            "%s: truncated (incomplete download?): expected %llu byte%s of data, the file has %llu; tensor %s [%llu, %llu) ends past it",
+            where, (ull)end, size_plural(end), (ull)data_bytes, past ? past->name : "?",
+            past ? (ull)past->begin : 0, past ? (ull)past->end : 0);
     err_value_str(err, "file", where);
     err_value_int(err, "expected", (long long)end);
     err_value_int(err, "actual", (long long)data_bytes);

@@ -58,7 +58,7 @@ bool size_parse_u64(const char *text, uint64_t low, uint64_t high, uint64_t *ret
 const char *size_format(uint64_t bytes, char *text, size_t size)
 {
     if (bytes < 1024) {
-        snprintf(text, size, "%u bytes", (unsigned)bytes);
+        snprintf(text, size, "%u byte%s", (unsigned)bytes, size_plural(bytes));
         return text;
     }
     double value = (double)bytes;

@@ -25,6 +25,11 @@ static inline uint64_t size_round_up(uint64_t a, uint64_t b)
 bool size_parse(const char *text, uint64_t *ret_bytes);
 /* A whole decimal number within [low, high]; no sign, no blanks, no suffix. */
 bool size_parse_u64(const char *text, uint64_t low, uint64_t high, uint64_t *ret_value);
+/* What a noun ends with behind such a number: "1 slot", "2 slots". */
+static inline const char *size_plural(uint64_t number)
+{
+    return number == 1 ? "" : "s";
+}
 /* "21.5 GiB", "640 bytes"; for people. Returns `text`. */
 const char *size_format(uint64_t bytes, char *text, size_t size);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/base/clock.h"
+#include "proto/base/size.h"
 #include "proto/client/session.h"
 
 /* One tensor of a step: used where it is when that is in the arena, else copied between the caller's memory and its place. */
@@ -80,8 +81,8 @@ static int choose_lane(const struct fp9_session *session, const struct fp9_step 
     while (lane < end && lane_taken(session, lane))
         lane++;
     if (lane == end)
-        return err_set(err, -EBUSY, ERR_BUSY, "the session's places (%u lanes) are in use by steps whose answers were not taken yet",
-                       session->lanes);
+        return err_set(err, -EBUSY, ERR_BUSY, "the session's places (%u lane%s) are in use by steps whose answers were not taken yet",
+                       session->lanes, size_plural(session->lanes));
     *ret_lane = lane;
     return 0;
 }

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <stdbool.h>
 
+#include "proto/base/size.h"
+
 static const char alphabet[64] = {"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"};
 
 void b64_encode(const void *data, size_t length, char *to)
@@ -55,7 +57,8 @@ int b64_decode(const char *text, size_t text_length, void *to, size_t expected, 
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu characters of base64, at most %d bytes may be sent so; use the arena",
                        text_length, B64_BYTES_MAX);
     if (text_length % 4 != 0)
-        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu characters of base64, not a multiple of 4", text_length);
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu character%s of base64, not a multiple of 4", text_length,
+                       size_plural(text_length));
     size_t padding = 0;
     while (text_length && padding < 2 && text[text_length - 1 - padding] == '=')
         padding++;
@@ -67,7 +70,7 @@ int b64_decode(const char *text, size_t text_length, void *to, size_t expected, 
         return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%zu bytes as base64, at most %d may be sent so; use the arena", found,
                        B64_BYTES_MAX);
     if (found != expected) {
-        err_set(err, -EINVAL, ERR_BAD_SHAPE, "%zu bytes, the shape needs %zu", found, expected);
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "%zu byte%s, the shape needs %zu", found, size_plural(found), expected);
         err_value_int(err, "expected", (long long)expected);
         err_value_int(err, "found", (long long)found);
         return -EINVAL;

@@ -88,8 +88,11 @@ static int check_string(const struct schema_param *param, const json_t *value, s
         return refuse(err, ERR_BAD_REQUEST, param->name, value, "is not one of %s", list);
     }
     size_t length = json_string_length(value);
+    if (!length && param->low > 0)
+        return refuse(err, ERR_BAD_REQUEST, param->name, value, "is empty, allowed are %lld to %lld bytes", param->low, param->high);
     if ((long long)length < param->low || (long long)length > param->high)
-        return refuse(err, ERR_BAD_REQUEST, param->name, value, "has %zu bytes, allowed are %lld to %lld", length, param->low, param->high);
+        return refuse(err, ERR_BAD_REQUEST, param->name, value, "has %zu byte%s, allowed are %lld to %lld", length, size_plural(length),
+                      param->low, param->high);
     return 0;
 }
 

@@ -131,7 +131,7 @@ int msg_step_decode(const struct frame *frame, struct msg_step *ret_msg, struct 
         struct step_sizes s = step_sizes(msg.tokens, msg.hidden, msg.top_k);
         size_t need = s.x_padded + s.ids_padded + s.ids;
         if (need != bytes_reader_left(&r.payload))
-            codec_refuse(&r, "%u tokens of hidden %u and top_k %u need %zu bytes, the frame holds %zu", msg.tokens, msg.hidden, msg.top_k,
+            codec_refuse(&r, "tokens %u, hidden %u and top_k %u need %zu bytes, the frame holds %zu", msg.tokens, msg.hidden, msg.top_k,
                          need, bytes_reader_left(&r.payload));
         msg.x = bytes_read_view(&r.payload, s.x);
         codec_read_zeros(&r, s.x_padded - s.x);
@@ -237,7 +237,7 @@ int msg_step_done_decode(const struct frame *frame, struct msg_step_done *ret_ms
     if (r.code == 0 && !r.payload.failed) {
         size_t need = partial_bytes(&msg);
         if (need != bytes_reader_left(&r.payload))
-            codec_refuse(&r, "%u tokens of hidden %u need %zu bytes, the frame holds %zu", msg.tokens, msg.hidden, need,
+            codec_refuse(&r, "tokens %u and hidden %u need %zu bytes, the frame holds %zu", msg.tokens, msg.hidden, need,
                          bytes_reader_left(&r.payload));
         msg.partial = bytes_read_view(&r.payload, need);
     }

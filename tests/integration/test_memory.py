@@ -81,7 +81,9 @@ def test_layers_one_by_one_make_the_same_model_as_a_load(make_daemon, weights, b
         (model,) = daemon.ok("model", "list")["models"]
         if layer < LAYERS - 1:
             assert model["state"] == "degraded"
-            assert f"{LAYERS - 1 - layer} of {LAYERS} layers are not prepared, the first is layer {layer + 1}" in model["error"]["message"]
+            left = LAYERS - 1 - layer
+            assert (f"{left} of {LAYERS} layers {'is' if left == 1 else 'are'} not prepared, the first is layer {layer + 1}"
+                    in model["error"]["message"])
             daemon.refused("decode", "m", "--layer", layer, "--input", reference.path, "--prefix", reference.prefix(layer), "--output",
                            tmp_path / "no", name="NOT_READY", words=[f"layer {layer + 1}"])
     assert model["state"] == "ready"

@@ -56,7 +56,7 @@ static void test_one_more_than_lanes_is_busy(void **state)
         assert_int_equal(submit(&sim, session, 1, &err), -EBUSY);
         assert_string_equal(err_name_text(err.name), "BUSY");
         char words[64];
-        snprintf(words, sizeof words, ": %u of its steps are in flight", lanes);
+        snprintf(words, sizeof words, ": %u of its steps %s in flight", lanes, lanes == 1 ? "is" : "are");
         assert_non_null(strstr(err.message, words));
         snprintf(words, sizeof words, "\"lanes\":%u", lanes);
         assert_non_null(strstr(err.values, words));

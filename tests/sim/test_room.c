@@ -157,9 +157,11 @@ static void try_load(struct life *life, int model)
     snprintf(words, sizeof words, "layer %" PRIu32 " of rank 0 needs %" PRIu64 " bytes in one piece", stuck, life->sizes[stuck]);
     if (!strstr(job->err.message, words))
         fail_msg("\"%s\" does not hold \"%s\"", job->err.message, words);
-    snprintf(words, sizeof words, "in %zu pieces of at most %" PRIu64 ":", pieces, largest);
+    snprintf(words, sizeof words, "in %zu piece%s of at most %" PRIu64, pieces, pieces == 1 ? "" : "s", largest);
     if (!strstr(job->err.message, words))
         fail_msg("\"%s\" does not hold \"%s\"", job->err.message, words);
+    if (largest >= life->sizes[stuck] && !strstr(job->err.message, " once the layers before it are placed: "))
+        fail_msg("\"%s\": there is a piece that is large enough", job->err.message);
     assert_int_equal(job->sent_bytes, 0);
     assert_int_equal(life->sim.ducks[0].slot_count, slots);
     life->refused++;

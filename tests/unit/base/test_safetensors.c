@@ -145,7 +145,7 @@ static void a03_truncated(void **state)
     write_file(header, 99);
     REFUSED(path, "truncated", "expected 100 bytes", "has 99", "x");
     write_file(header, 101);
-    REFUSED(path, "1 bytes of data after the last tensor");
+    REFUSED(path, ": 1 byte of data after the last tensor");
     write_file(header, 0);
     assert_int_equal(truncate(path, 8 + 20), 0);
     char expected[64];

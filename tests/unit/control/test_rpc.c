@@ -113,7 +113,7 @@ static void names_are_checked(void **state)
     refused(REQUEST("status", "{\"x\":[1,2]}"), -32602, "takes no params");
     refused(REQUEST("status", "[1]"), -32602, "params is no object");
     refused(REQUEST("launch", "{}"), -32601, "no method launch; there are cache.invalidate, cache.list");
-    refused(REQUEST("model.load", "{\"path\":\"\"}"), -32602, "path: \"\" has 0 bytes, allowed are 1 to 4095");
+    refused(REQUEST("model.load", "{\"path\":\"\"}"), -32602, "path: \"\" is empty, allowed are 1 to 4095 bytes");
     refused(REQUEST("model.load", "{\"path\":7}"), -32602, "path: 7 is no string");
     refused(REQUEST("model.load", "{\"path\":\"a\\u0000b\"}"), -32700, "no JSON");
     refused(REQUEST("session.open", "{\"model\":\"m\",\"max_tokens\":4,\"partials\":\"f64\"}"), -32602,

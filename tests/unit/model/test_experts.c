@@ -228,10 +228,18 @@ static void refusals(void **state)
             "splits an expert over 4 ranks: 192 = 3 units of 64, so over 3 at most; 128 allows 2, 32 allows 6");
     refused(arch, (struct plan_request){.multiple_of = 128, .strategy = named("tp2xep5")},
             "splits dense layers over 10 ranks: 1024 = 8 units of 128, so over 8 at most; 64 allows 16");
-    refused(arch, (struct plan_request){.tp = 3, .strategy = named("tp2xep4")}, "strategy tp2xep4 has 8 ranks");
+    refused(arch, (struct plan_request){.tp = 3, .strategy = named("tp2xep4")},
+            "strategy tp2xep4 has 8 ranks (2 ranks x 4 groups): tp 3 does not go with it, as tp is the number of all ranks or of one "
+            "group's; right would be no tp, tp 8 or tp 2");
+    refused(arch, (struct plan_request){.tp = 3, .strategy = named("tp1xep2")}, "has 2 ranks (1 rank x 2 groups): tp 3 does not");
+    refused(arch, (struct plan_request){.tp = 3, .strategy = named("tp2xep1")}, "2 ranks x 1 group): tp 3 does not go with it");
     refused(arch, (struct plan_request){.ducks = 7, .strategy = named("tp2xep4")}, "strategy tp2xep4 needs 8 ducks, only 7");
     refused(arch, (struct plan_request){.tp = 5, .ducks = 4, .strategy = PLAN_EP}, "needs 5 ducks, only 4");
     refused(arch, (struct plan_request){.ducks = 2, .memory_bytes = 4096, .strategy = PLAN_EP}, ", strategy ep: rank 0 needs ");
+    arch_free(arch);
+    arch = arch_of(256, 1024, 192, 3, 1, 1, 0);
+    refused(arch, (struct plan_request){.tp = 2, .strategy = PLAN_EP},
+            "1 expert cannot be divided over 2 groups, as every group owns at least one: 1 group at most");
     arch_free(arch);
     arch = arch_of(256, 1024, 192, 3, 8, 2, 1);
     refused(arch, (struct plan_request){.tp = 4, .multiple_of = 64, .strategy = PLAN_EP},
@@ -257,6 +265,7 @@ static void refusals(void **state)
     plan = planned(arch, (struct plan_request){.strategy = named("tp2xep1")});
     assert_int_equal(plan->tp, 2);
     assert_non_null(strstr(plan->explanation, "tp 2 by the strategy and multiple_of "));
+    assert_null(strstr(plan->explanation, "experts"));
     plan_free(plan);
     plan = planned(arch, (struct plan_request){.tp = 2, .strategy = named("tp2xep1")});
     assert_non_null(strstr(plan->explanation, "tp 2 as asked for"));

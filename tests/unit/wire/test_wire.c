@@ -218,7 +218,7 @@ static void test_sentences(void **state)
     refused(WIRE_STEP, copy, frame.length, "STEP frame: tokens is 8192, allowed are 0 to 4096");
     copy[13] = 0;
     copy[12] = 4;
-    refused(WIRE_STEP, copy, frame.length, "4 tokens of hidden 5 and top_k 1 need 72 bytes, the frame holds 60");
+    refused(WIRE_STEP, copy, frame.length, "tokens 4, hidden 5 and top_k 1 need 72 bytes, the frame holds 60");
     frame = sample(f, 14);
     memcpy(copy, frame.payload, frame.length);
     copy[48] = 7;
