@@ -185,8 +185,9 @@ static int session_read(struct fp9_session *session, const json_t *result, int f
     session->lanes = (uint32_t)lanes;
     size_t needed = lay_out(session);
     if (arena_bytes < needed)
-        return err_set(err, -EPROTO, ERR_INTERNAL, "the arena has %zu bytes, %u token%s in each of %u lane%s need %zu", session->arena_bytes,
-                       session->max_tokens, size_plural(session->max_tokens), session->lanes, size_plural(session->lanes), needed);
+        return err_set(err, -EPROTO, ERR_INTERNAL, "the arena has %zu bytes, %u token%s in each of %u lane%s need %zu",
+                       session->arena_bytes, session->max_tokens, size_plural(session->max_tokens), session->lanes,
+                       size_plural(session->lanes), needed);
     r = read_ring(session, result, *doorbell, &ring_at, err);
     if (r == 0)
         r = map_arena(session, fd, err);
