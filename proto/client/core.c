@@ -174,7 +174,7 @@ static int take_answer(struct fp9_conn *conn, json_t *message, struct err *err)
 static int take_line(struct fp9_conn *conn, const char *line, size_t length, struct err *err)
 {
     json_t *message;
-    int r = rpc_line_parse(line, length, &message, err);
+    int r = rpc_line_parse(line, length, &message, NULL, err);
     if (r)
         return err_prefix(err, "fp9d's answer");
     const char *method = json_string_value(json_object_get(message, "method"));

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "proto/base/cleanup.h"
@@ -76,16 +77,69 @@ static int number_overflow(const char *line, size_t position, struct err *err)
     return err_set(err, -ERANGE, ERR_BAD_REQUEST, "%.*s is beyond the range of numbers", shown, line + begin);
 }
 
-int rpc_line_parse(const char *line, size_t length, json_t **ret_object, struct err *err)
+#define NUL_ESCAPE "\\u0000"
+#define PATH_MAX_SHOWN 160
+
+static bool has_nul(const json_t *text)
 {
+    return memchr(json_string_value(text), '\0', json_string_length(text)) != NULL;
+}
+
+/* Where a text holds a NUL: the path is written on to `used` characters. No deeper than RPC_DEPTH_MAX. */
+static bool find_nul(const json_t *value, char path[PATH_MAX_SHOWN], size_t used)
+{
+    if (json_is_string(value))
+        return has_nul(value);
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        int n = snprintf(path + used, PATH_MAX_SHOWN - used, "[%zu]", i);
+        size_t next = used + (size_t)n < PATH_MAX_SHOWN ? used + (size_t)n : PATH_MAX_SHOWN - 1;
+        if (find_nul(json_array_get(value, i), path, next))
+            return true;
+    }
+    const char *key;
+    json_t *member;
+    json_object_foreach((json_t *)value, key, member)
+    {
+        int n = snprintf(path + used, PATH_MAX_SHOWN - used, "%s%.64s", used ? "." : "", key);
+        size_t next = used + (size_t)n < PATH_MAX_SHOWN ? used + (size_t)n : PATH_MAX_SHOWN - 1;
+        if (find_nul(member, path, next))
+            return true;
+    }
+    return false;
+}
+
+json_t *rpc_line_id(const json_t *object)
+{
+    json_t *id = json_object_get(object, "id");
+    return json_is_string(id) || json_is_integer(id) || json_is_null(id) ? id : NULL;
+}
+
+static int refuse_nul(const json_t *object, const char *path, json_t **ret_nul_id, struct err *err)
+{
+    bool in_params = strncmp(path, "params", 6) == 0 && strcspn(path, ".[") == 6;
+    int r = in_params ? -EINVAL : -EPROTO;
+    json_t *id = rpc_line_id(object);
+    if (ret_nul_id)
+        *ret_nul_id = id && !(json_is_string(id) && has_nul(id)) ? json_incref(id) : NULL;
+    err_set(err, r, ERR_BAD_REQUEST, "%s: holds a NUL (" NUL_ESCAPE "), which is in no text here", path);
+    err_value_str(err, "field", path);
+    return r;
+}
+
+int rpc_line_parse(const char *line, size_t length, json_t **ret_object, json_t **ret_nul_id, struct err *err)
+{
+    if (ret_nul_id)
+        *ret_nul_id = NULL;
     if (length && line[length - 1] == '\n')
         length--;
     if (length >= RPC_LINE_MAX)
         return err_set(err, -EBADMSG, ERR_BAD_REQUEST, "a line of %zu bytes, at most %d are allowed", length + 1, RPC_LINE_MAX);
     if (too_deep(line, length))
         return err_set(err, -EBADMSG, ERR_BAD_REQUEST, "nested deeper than %d levels", RPC_DEPTH_MAX);
+    /* Without the escape there can be none: such a line, as all but hostile ones are, is not searched. */
+    bool nul = memmem(line, length, NUL_ESCAPE, strlen(NUL_ESCAPE)) != NULL;
     json_error_t json_error;
-    json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &json_error);
+    json_t *value = json_loadb(line, length, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (nul ? JSON_ALLOW_NUL : 0), &json_error);
     if (!value) {
         bool overflow = json_error_code(&json_error) == json_error_numeric_overflow;
         if (overflow && json_error.position >= 0 && (size_t)json_error.position <= length)
@@ -100,6 +154,12 @@ int rpc_line_parse(const char *line, size_t length, json_t **ret_object, struct 
         return err_set(err, -EPROTO, ERR_BAD_REQUEST,
                        batch ? "an array: batches are not served, send one object a line"
                              : "not an object: a request is one object a line");
+    }
+    char path[PATH_MAX_SHOWN] = "";
+    if (nul && find_nul(value, path, 0)) {
+        int r = refuse_nul(value, path, ret_nul_id, err);
+        json_decref(value);
+        return r;
     }
     *ret_object = value;
     return 0;

@@ -57,8 +57,8 @@ static int find_method(const json_t *object, const struct schema_method **ret_me
 
 static int request_read(json_t *object, struct rpc_request *ret_request, json_t **ret_id, struct err *err)
 {
-    json_t *id = json_object_get(object, "id");
-    if (id && !json_is_string(id) && !json_is_integer(id) && !json_is_null(id))
+    json_t *id = rpc_line_id(object);
+    if (!id && json_object_get(object, "id"))
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "id is neither a whole number nor a string");
     if (id) {
         json_decref(*ret_id);
@@ -89,10 +89,13 @@ static int request_read(json_t *object, struct rpc_request *ret_request, json_t 
 int rpc_request_parse(const char *line, size_t length, struct rpc_request *ret_request, json_t **ret_id, struct err *err)
 {
     *ret_id = json_null();
-    json_t *object;
-    int r = rpc_line_parse(line, length, &object, err);
-    if (r)
+    json_t *object, *nul_id;
+    int r = rpc_line_parse(line, length, &object, &nul_id, err);
+    if (r) {
+        if (nul_id)
+            *ret_id = nul_id;
         return r;
+    }
     r = request_read(object, ret_request, ret_id, err);
     json_decref(object);
     return r;

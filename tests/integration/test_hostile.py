@@ -130,6 +130,18 @@ def test_e01_e02_e04_lines(served, text):
         assert raw.read_message()["result"]["state"]
 
 
+def test_nul_in_a_text(served):
+    """An answer with the request's id, so that libfp9 and the Python module know which call it is about and go on."""
+    with Rpc(served.socket, 30 * SLOW) as rpc:
+        for method, params, field in (("model.load", {"path": "/a\0b"}, "params.path"), ("sta\0tus", {}, "method"),
+                                      ("plan", {"path": "/", "strategy": "tp\0"}, "params.strategy"),
+                                      ("session.open", {"model": "\0", "max_tokens": 1}, "params.model")):
+            with pytest.raises(RpcError) as error:
+                rpc.call(method, **params)
+            assert error.value.name == "BAD_REQUEST" and f"{field}: holds a NUL" in str(error.value), error.value
+            assert rpc.call("status")["state"]
+
+
 def test_e06_numbers_that_are_none(make_daemon):
     """Rates before anything has run are null or 0, never NaN, which is no JSON."""
     daemon = make_daemon(ducks=1)

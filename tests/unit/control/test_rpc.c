@@ -115,7 +115,7 @@ static void names_are_checked(void **state)
     refused(REQUEST("launch", "{}"), -32601, "no method launch; there are cache.invalidate, cache.list");
     refused(REQUEST("model.load", "{\"path\":\"\"}"), -32602, "path: \"\" is empty, allowed are 1 to 4095 bytes");
     refused(REQUEST("model.load", "{\"path\":7}"), -32602, "path: 7 is no string");
-    refused(REQUEST("model.load", "{\"path\":\"a\\u0000b\"}"), -32700, "no JSON");
+    refused(REQUEST("model.load", "{\"path\":\"a\\u0000b\"}"), -32602, "params.path: holds a NUL (\\u0000)");
     refused(REQUEST("session.open", "{\"model\":\"m\",\"max_tokens\":4,\"partials\":\"f64\"}"), -32602,
             "partials: \"f64\" is not one of bf16, f32");
     refused("{\"id\":1,\"method\":\"status\"}", -32600, "jsonrpc is not");
@@ -137,6 +137,41 @@ static void lines_that_are_no_object(void **state)
     refused(REQUEST("status", "{}") "x", -32700, "no JSON");
     refused("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}", -32700, "no JSON");
     refused_bytes("{}\0{}", 5, ERR_BAD_REQUEST, -32700, "no JSON");
+}
+
+/* The answer has the request's id, so that whoever asked knows what was refused. */
+static void refused_nul(const char *line, int code, const char *id_text, const char *message)
+{
+    struct rpc_request request = {0};
+    struct err err = {0};
+    json_t *id = NULL;
+    refused(line, code, message);
+    assert_true(rpc_request_parse(line, strlen(line), &request, &id, &err) < 0);
+    char *shown = json_dumps(id, JSON_ENCODE_ANY);
+    assert_string_equal(shown, id_text);
+    free(shown);
+    json_decref(id);
+}
+
+static void nul_in_texts(void **state)
+{
+    (void)state;
+    refused_nul(REQUEST("model.load", "{\"path\":\"a\\u0000b\"}"), -32602, "7", "params.path: holds a NUL (\\u0000)");
+    refused_nul(REQUEST("model.load", "{\"path\":\"/m\\u0000\",\"name\":\"n\"}"), -32602, "7", "params.path: holds a NUL");
+    refused_nul(REQUEST("decode", "{\"x\":{\"b64\":\"AAAA\\u0000\"}}"), -32602, "7", "params.x.b64: holds a NUL");
+    refused_nul(REQUEST("status", "[1,[\"\\u0000\"]]"), -32602, "7", "params[1][0]: holds a NUL");
+    refused_nul("{\"jsonrpc\":\"2.0\",\"id\":\"x\",\"method\":\"status\\u0000\"}", -32600, "\"x\"", "method: holds a NUL");
+    refused_nul("{\"jsonrpc\":\"2.0\\u0000\",\"id\":3,\"method\":\"status\"}", -32600, "3", "jsonrpc: holds a NUL");
+    refused_nul("{\"jsonrpc\":\"2.0\",\"id\":\"\\u0000\",\"method\":\"status\"}", -32600, "null", "id: holds a NUL");
+    refused_nul("{\"jsonrpc\":\"2.0\",\"id\":[\"\\u0000\"],\"method\":\"status\"}", -32600, "null", "id[0]: holds a NUL");
+    refused_nul(REQUEST("status", "{\"\\u0000\":1}"), -32700, "null", "no JSON: NUL byte in object key");
+    /* A backslash and digits are none, and neither is what is written otherwise. */
+    struct rpc_request request = taken(LOAD("\"name\":\"\\\\u0000\""));
+    assert_string_equal(rpc_param_string(request.params, "name", NULL), "\\u0000");
+    rpc_request_release(&request);
+    request = taken(LOAD("\"name\":\"\\u0001\\\\u0000\""));
+    assert_int_equal(strlen(rpc_param_string(request.params, "name", NULL)), 7);
+    rpc_request_release(&request);
 }
 
 static void duplicate_keys(void **state) /* E04 */
@@ -302,6 +337,7 @@ int main(void)
         cmocka_unit_test(requests_are_read), cmocka_unit_test(numbers_out_of_range),
         cmocka_unit_test(names_are_checked), cmocka_unit_test(lines_that_are_no_object),
         cmocka_unit_test(duplicate_keys),    cmocka_unit_test(deep_nesting),
+        cmocka_unit_test(nul_in_texts),
         cmocka_unit_test(long_lines),        cmocka_unit_test(tensors),
         cmocka_unit_test(replies),           cmocka_unit_test(errors_there_and_back),
     };
