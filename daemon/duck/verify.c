@@ -22,6 +22,7 @@ struct verify {
     pthread_t thread;
     bool started;
     int event; /* owned */
+    struct checksum *sum; /* owned; the thread's */
     _Atomic bool stop;
     pthread_mutex_t lock;
     pthread_cond_t more;
@@ -30,11 +31,23 @@ struct verify {
     uint64_t posted, done, taken;
 };
 
-static uint64_t part_sum(const struct wbuf_sums *sums, uint32_t part)
+#define PIECE_BYTES (512u * 1024) /* some 100 us */
+
+/* Meaningless when it is to stop. */
+static uint64_t sum_of(struct checksum *sum, const uint8_t *data, uint64_t bytes, const _Atomic bool *stop)
+{
+    for (uint64_t at = 0, n; at < bytes && !atomic_load_explicit(stop, memory_order_relaxed); at += n, background_yield()) {
+        n = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        checksum_update(sum, data + at, n);
+    }
+    return checksum_finish(sum);
+}
+
+static uint64_t part_sum(struct checksum *sum, const struct wbuf_sums *sums, uint32_t part, const _Atomic bool *stop)
 {
     bool shared = sums->has_shared && part + 1 == sums->parts;
-    return checksum_of(sums->data + (shared ? sums->shared_offset : part * sums->part_bytes),
-                       shared ? sums->shared_bytes : sums->part_bytes);
+    return sum_of(sum, sums->data + (shared ? sums->shared_offset : part * sums->part_bytes),
+                  shared ? sums->shared_bytes : sums->part_bytes, stop);
 }
 
 static int32_t part_name(const struct wbuf_sums *sums, uint32_t part)
@@ -44,14 +57,15 @@ static int32_t part_name(const struct wbuf_sums *sums, uint32_t part)
     return sums->moe ? (int32_t)(sums->expert_first + part) : WBUF_PART_DENSE;
 }
 
-void verify_sums(const struct wbuf_sums *sums, const struct msg_verify *words, const _Atomic bool *stop, struct msg_verified *ret_found)
+void verify_sums(struct checksum *sum, const struct wbuf_sums *sums, const struct msg_verify *words, const _Atomic bool *stop,
+                 struct msg_verified *ret_found)
 {
     struct msg_verified found = {.bytes = sums->bytes, .expert = WBUF_PART_UNKNOWN};
-    found.checksum = checksum_of(sums->data, sums->bytes);
+    found.checksum = sum_of(sum, sums->data, sums->bytes, stop);
     if (found.checksum != sums->checksum) {
         found.verdict = MSG_VERDICT_BAD;
         for (uint32_t part = 0; part < sums->parts && !atomic_load(stop); part++) {
-            if (part_sum(sums, part) == sums->part_sums[part])
+            if (part_sum(sum, sums, part, stop) == sums->part_sums[part])
                 continue;
             if (!found.parts++)
                 found.expert = part_name(sums, part);
@@ -82,7 +96,7 @@ static void *verify_main(void *user)
         }
         struct item *item = &verify->items[verify->done % VERIFY_QUEUE_MAX];
         pthread_mutex_unlock(&verify->lock);
-        verify_sums(&item->sums, &item->words, &verify->stop, &item->found);
+        verify_sums(verify->sum, &item->sums, &item->words, &verify->stop, &item->found);
         pthread_mutex_lock(&verify->lock);
         verify->done++;
         signal_event(verify);
@@ -98,9 +112,12 @@ int verify_new(struct verify **ret_verify, struct err *err)
         return err_no_memory(err, "verify", sizeof *verify);
     pthread_mutex_init(&verify->lock, NULL);
     pthread_cond_init(&verify->more, NULL);
+    verify->sum = checksum_new();
     verify->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (verify->event < 0)
         return err_errno(err, "eventfd");
+    if (!verify->sum)
+        return err_no_memory(err, "verify", 0);
     int r = pthread_create(&verify->thread, NULL, verify_main, verify);
     if (r != 0)
         return err_set(err, -r, ERR_NO_MEMORY, "the verify thread cannot be started: %s", strerror(r));
@@ -137,6 +154,7 @@ void verify_free(struct verify *verify)
         return;
     verify_stop(verify);
     closep(&verify->event);
+    checksum_free(verify->sum);
     pthread_cond_destroy(&verify->more);
     pthread_mutex_destroy(&verify->lock);
     free(verify);

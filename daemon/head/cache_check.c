@@ -303,6 +303,7 @@ static void full_run(void *user)
     struct cache_check *check = user;
     struct full *full = &check->full;
     int r = 0;
+    worker_background();
     full->bare = !full->checkpoint && checkpoint_dir_is_bare(full->path);
     if (full->bare)
         return;

@@ -4,7 +4,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define DIGEST_CHUNK_BYTES (4u * 1024 * 1024)
+#include "proto/base/background.h"
+
+#define DIGEST_CHUNK_BYTES (256u * 1024) /* some 200 us; the system reads ahead */
 
 CLEANUP_DEFINE(struct digest *, digest_free);
 
@@ -30,6 +32,7 @@ static int digest_matrix(struct work *work, const struct checkpoint_matrix *matr
             return r;
         digest_update(work->digest, work->chunk, (size_t)rows * matrix->columns);
         atomic_fetch_add(work->what->read_bytes, (uint64_t)rows * matrix->columns);
+        background_yield();
     }
     uint8_t digest[DIGEST_SIZE];
     digest_finish(work->digest, digest);

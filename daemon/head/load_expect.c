@@ -6,9 +6,10 @@
 #include <string.h>
 
 #include "daemon/head/load_slice.h"
+#include "proto/base/background.h"
 #include "proto/base/checksum.h"
 
-#define EXPECT_CHUNK_BYTES (4u * 1024 * 1024)
+#define EXPECT_CHUNK_BYTES (512u * 1024) /* read or packed between yields; the system reads ahead */
 #define EXPECT_ALIGN 64
 
 /* A matrix that is read once for all ranks, or in pieces again and again when it is too large for that. */
@@ -88,12 +89,14 @@ static int read_rows(struct work *work, const struct checkpoint_matrix *matrix, 
     int r = checkpoint_read(work->what->checkpoint, matrix, first, rows, to, err);
     if (r == 0)
         atomic_fetch_add(work->what->read_bytes, (uint64_t)rows * matrix->columns);
+    background_yield();
     return r;
 }
 
 static int pack(struct work *work, const struct checkpoint_matrix *matrix, const struct layout_mlp *layout, enum kernels_matrix which,
                 uint32_t first, uint32_t rows, const uint8_t *codes, struct err *err)
 {
+    background_yield();
     load_slice_scales(matrix, layout, which, first, rows, work->scales);
     const struct kernels_rows packed = {.matrix = which, .first_row = first, .rows = rows, .codes = codes, .scales = work->scales};
     return kernels_pack(layout, work->expert, &packed, err);

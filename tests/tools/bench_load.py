@@ -1,4 +1,4 @@
-"""How fast weights load: a cold load beside its parts measured alone, warm loads, a load beside a running decode.
+"""How fast weights load: a cold load beside its parts measured alone, warm loads, a load and a verify beside a running decode.
 
     /usr/bin/python3 tests/tools/bench_load.py --build build [--config CONFIG.json] [--layers N] [--ducks N]
 
@@ -98,29 +98,45 @@ def warm(daemon, path, name, tp, rounds=5):
 def decode(daemon, label, name, tokens):
     told = daemon.ok("bench", name, "--tokens", tokens)
     wait = told["judge_wait_us"]
-    print(f"  decode {label:15} judge_wait p50 {wait['p50']:7.1f} us, p99 {wait['p99']:7.1f} us, {told['tokens_per_second']:.1f} tok/s",
+    print(f"  decode {label:20} judge_wait p50 {wait['p50']:7.1f} us, p99 {wait['p99']:7.1f} us, {told['tokens_per_second']:.1f} tok/s",
           flush=True)
     return wait["p99"]
 
 
-def beside(daemon, path, small, tp):
-    """The p99 of a decode alone and while the large checkpoint is prepared anew, again and again."""
-    load(daemon, small, "decode", tp)
+def decode_beside(daemon, what, work):
+    """The p99 of a decode alone and while work, which returns seconds, is done again and again."""
     alone = min(decode(daemon, "alone", "decode", 300) for _ in range(2))
     stop = threading.Event()
-    loads = []
+    times = []
 
-    def keep_loading():
+    def keep_working():
         while not stop.is_set():
-            loads.append(load(daemon, path, "big", tp, "--force")[0])
-    thread = threading.Thread(target=keep_loading)
+            times.append(work())
+    thread = threading.Thread(target=keep_working)
     thread.start()
     time.sleep(0.3)
-    busy = decode(daemon, "beside a load", "decode", 300)
-    during = len(loads)
+    busy = decode(daemon, f"beside {what}", "decode", 300)
+    during = len(times)
     stop.set()
     thread.join()
-    print(f"  p99 beside a load: {busy / alone - 1:+.0%}; loads ended meanwhile: {during}, the last one in {loads[-1]:.1f} s", flush=True)
+    print(f"  p99 beside {what}: {busy / alone - 1:+.0%}; ended meanwhile: {during}, the last one in {times[-1]:.1f} s", flush=True)
+
+
+def beside(daemon, path, tp):
+    """A large checkpoint is prepared anew."""
+    decode_beside(daemon, "a load", lambda: load(daemon, path, "big", tp, "--force")[0])
+
+
+def beside_verify(daemon, path, tp):
+    """Checksums of a large model are computed again; then its checkpoint is read and packed again as well."""
+    load(daemon, path, "big", tp)
+
+    def verify(*more):
+        begin = time.monotonic()
+        assert not daemon.ok("cache", "verify", "big", *more)["bad"]
+        return time.monotonic() - begin
+    decode_beside(daemon, "verify", verify)
+    decode_beside(daemon, "verify --full", lambda: verify("--full"))
 
 
 def main():
@@ -131,7 +147,7 @@ def main():
     parser.add_argument("--folder", help="where the checkpoints go (default: a temporary folder)")
     parser.add_argument("--checkpoint", help="a checkpoint that is there already, for the cold load")
     parser.add_argument("--prealloc", action="store_true", help="let the ducks take all of their memory before anything is measured")
-    parser.add_argument("--only", choices=("cold", "warm", "beside"))
+    parser.add_argument("--only", choices=("cold", "warm", "beside", "verify"))
     args = parser.parse_args()
     build = os.path.abspath(args.build)
     with tempfile.TemporaryDirectory(prefix="fp9-load-", dir=args.folder) as folder:
@@ -145,8 +161,12 @@ def main():
                 daemon.wait_for("their memory", lambda: daemon.log().count("prealloc: the buffer") == args.ducks, 120)
             if args.only in (None, "cold"):
                 cold(build, path, daemon, args.ducks)
+            if args.only in (None, "beside", "verify"):
+                load(daemon, make(build, folder, "small", layers=4, experts=16), "decode", args.ducks)
             if args.only in (None, "beside"):
-                beside(daemon, path, make(build, folder, "small", layers=4, experts=16), args.ducks)
+                beside(daemon, path, args.ducks)
+            if args.only in (None, "verify"):
+                beside_verify(daemon, path, args.ducks)
             if args.only in (None, "warm"):
                 for name, experts in (("warm", 2), ("twice", 4)):
                     warm(daemon, make(build, folder, name, layers=WARM_LAYERS, experts=experts), name, args.ducks)

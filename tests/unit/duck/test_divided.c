@@ -124,9 +124,11 @@ static void test_buffer_opened_again(void **state)
     const struct msg_verify ask = {.layer = 1};
     const _Atomic bool stop = false;
     struct msg_verified found;
-    verify_sums(&sums, &ask, &stop, &found);
+    struct checksum *sum = checksum_new();
+    verify_sums(sum, &sums, &ask, &stop, &found);
     assert_int_equal(found.verdict, MSG_VERDICT_BAD);
     assert_int_equal(found.expert, 13);
+    checksum_free(sum);
     wbuf_free(wbuf);
 }
 

@@ -178,22 +178,24 @@ static void test_rekey_and_parts(void **state)
     struct wbuf_sums sums = wbuf_sums(wbuf, slot);
     struct msg_verify words = {0};
     struct msg_verified found;
+    struct checksum *sum = checksum_new();
     _Atomic bool stop = false;
-    verify_sums(&sums, &words, &stop, &found);
+    verify_sums(sum, &sums, &words, &stop, &found);
     assert_int_equal(found.verdict, MSG_VERDICT_GOOD);
     words = (struct msg_verify){.expected_given = true, .expected = before.checksum + 1};
-    verify_sums(&sums, &words, &stop, &found);
+    verify_sums(sum, &sums, &words, &stop, &found);
     assert_int_equal(found.verdict, MSG_VERDICT_DIFFERS);
     for (uint32_t part = 0; part < sums.parts; part++) {
         bool shared = sums.has_shared && part + 1 == sums.parts;
         uint8_t *at = wbuf_data(wbuf, slot) + (shared ? sums.shared_offset + sums.shared_bytes - 1 : part * sums.part_bytes);
         *at ^= 0x10;
-        verify_sums(&sums, &words, &stop, &found);
+        verify_sums(sum, &sums, &words, &stop, &found);
         assert_int_equal(found.verdict, MSG_VERDICT_BAD);
         assert_int_equal(found.expert, shared ? WBUF_PART_SHARED : (int32_t)part);
         assert_int_equal(found.parts, 1);
         *at ^= 0x10;
     }
+    checksum_free(sum);
     wbuf_free(wbuf);
 
     /* Killed between the first store of a rekey and its last. */
