@@ -1,9 +1,7 @@
 /* One duck's link as fp9d sees it: process or connection, transport, frames in and out. A local duck is a child of fp9d on a socketpair;
  * a remote one is a service somewhere that is connected to over TCP.
  *
- * Outgoing frames wait in two queues; a bulk frame (prepare) is only begun when no step frame waits, so that loading never delays
- * a step by more than one bulk frame. At most WIRE_PREPARE_WINDOW bytes of rows are under way that the duck has not packed: so it reads
- * its link at once, whatever comes, and a step never waits behind rows there.
+ * Outgoing frames wait in an outbox (outbox.h): a step never waits behind more than one frame of weights.
  *
  * With a local duck steps go through shared memory (proto/wire/channel.h) when there is room; peer_poll looks for its answers, and
  * the duck rings the loop's bell when the loop sleeps. Loop thread only. */

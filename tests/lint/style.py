@@ -23,7 +23,6 @@ MODULE_PREFIX = {
     "kernels/": ("kernels_", "ref_", "avx2_", "avx512_", "cpu_", "tier_", "x86_"),
     "proto/client/": ("fp9_", "client_"),
     "proto/wire/": ("wire_",),
-    "daemon/head/peer": ("outgoing_",),  # a peer's queue, freed by whoever drops the last reference
 }
 
 
