@@ -4,22 +4,18 @@
 #include <string.h>
 
 #include "daemon/duck/draft.h"
+#include "daemon/duck/fill_pool.h"
 #include "daemon/duck/ignored.h"
+#include "daemon/duck/tally.h"
 #include "proto/base/bytes.h"
 #include "proto/base/size.h"
-
-#define FILL_IDLE_BYTES (2u * WIRE_PREPARE_WINDOW)
 
 struct fill {
     bool used;
     bool ending; /* its FILL_SUMS is out */
     uint64_t request, serial;
     uint32_t slot;
-    uint32_t expert_tiles; /* of one routed expert: 16-row tiles of gate, up and down */
-    uint32_t shared_tiles;
-    uint64_t tiles_left; /* not arrived yet, all experts */
-    uint64_t *arrived;   /* owned; a bit a tile, experts in order, the shared one last */
-    uint32_t *left;      /* owned; [experts + 1], tiles of each that have not arrived */
+    struct tally tally;
     struct draft *draft; /* a use of it */
     uint32_t drafting;   /* the expert that is in it, by index + 1; 0: none */
 };
@@ -29,11 +25,8 @@ struct fills {
     struct fill fills[FILLS_MAX];
     struct ignored ignored; /* requests that failed */
     uint64_t serial;
-    uint32_t out;           /* works */
-    struct fill_work *idle; /* owned; for the next frames */
-    size_t idle_bytes;
-    uint8_t *draft_memory; /* owned; of the last draft, for the next */
-    uint64_t draft_room;
+    uint32_t out; /* works */
+    struct fill_pool pool;
 };
 
 int fills_new(struct wbuf *wbuf, struct fills **ret_fills, struct err *err)
@@ -46,22 +39,10 @@ int fills_new(struct wbuf *wbuf, struct fills **ret_fills, struct err *err)
     return 0;
 }
 
-static void let_go(struct fills *fills, struct draft *draft)
-{
-    uint64_t room;
-    uint8_t *memory = draft ? draft_unref(draft, &room) : NULL;
-    if (!memory)
-        return;
-    free(fills->draft_memory);
-    fills->draft_memory = memory;
-    fills->draft_room = room;
-}
-
 static void fill_release(struct fills *fills, struct fill *fill)
 {
-    let_go(fills, fill->draft);
-    free(fill->arrived);
-    free(fill->left);
+    fill_pool_undraft(&fills->pool, fill->draft);
+    tally_release(&fill->tally);
     *fill = (struct fill){0};
 }
 
@@ -73,45 +54,12 @@ static void fill_drop(struct fills *fills, struct fill *fill)
 
 /* ---- work --------------------------------------------------------------------------------------- */
 
-static void work_free(struct fill_work *work)
-{
-    free(work->memory);
-    free(work);
-}
-
-static void free_idle(struct fills *fills)
-{
-    while (fills->idle) {
-        struct fill_work *next = fills->idle->next;
-        work_free(fills->idle);
-        fills->idle = next;
-    }
-    fills->idle_bytes = 0;
-    free(STEAL(fills->draft_memory));
-    fills->draft_room = 0;
-}
-
 /* For a fill, its slot pinned. NULL: out of memory. */
 static struct fill_work *work_new(struct fills *fills, const struct fill *fill, enum fill_kind kind, size_t room)
 {
-    struct fill_work *work = room ? fills->idle : NULL;
-    if (work) {
-        fills->idle = work->next;
-        fills->idle_bytes -= work->room;
-    } else {
-        work = calloc(1, sizeof *work);
-        if (!work)
-            return NULL;
-    }
-    if (work->room < room) {
-        free(work->memory);
-        work->memory = malloc(room);
-        work->room = work->memory ? room : 0;
-        if (!work->memory) {
-            work_free(work);
-            return NULL;
-        }
-    }
+    struct fill_work *work = fill_pool_take(&fills->pool, room);
+    if (!work)
+        return NULL;
     work->next = NULL;
     work->kind = kind;
     work->request = fill->request;
@@ -127,19 +75,12 @@ static struct fill_work *work_new(struct fills *fills, const struct fill *fill, 
     return work;
 }
 
-/* Its memory is kept for the next frames, so that it need not be taken from the system again and again. */
 static void work_back(struct fills *fills, struct fill_work *work)
 {
     wbuf_unpin(fills->wbuf, work->slot);
-    let_go(fills, STEAL(work->draft));
+    fill_pool_undraft(&fills->pool, STEAL(work->draft));
     fills->out--;
-    if (!work->room || fills->idle_bytes + work->room > FILL_IDLE_BYTES) {
-        work_free(work);
-        return;
-    }
-    work->next = fills->idle;
-    fills->idle = work;
-    fills->idle_bytes += work->room;
+    fill_pool_give(&fills->pool, work);
 }
 
 void fill_work_discard(struct fills *fills, struct fill_work *work)
@@ -164,7 +105,7 @@ void fills_free(struct fills *fills)
     for (size_t i = 0; i < FILLS_MAX; i++)
         if (fills->fills[i].used)
             fill_drop(fills, &fills->fills[i]);
-    free_idle(fills);
+    fill_pool_release(&fills->pool);
     free(fills);
 }
 
@@ -193,16 +134,6 @@ static int no_such(struct fills *fills, uint64_t request, struct err *err)
 }
 
 /* ---- begin -------------------------------------------------------------------------------------- */
-
-static uint32_t matrix_tiles(const struct layout_mlp *layout, enum kernels_matrix matrix)
-{
-    return layout_tiles(geometry_matrix(layout, matrix), 0, geometry_rows(layout, matrix));
-}
-
-static uint32_t expert_tiles(const struct layout_mlp *layout)
-{
-    return 2 * matrix_tiles(layout, KERNELS_GATE) + matrix_tiles(layout, KERNELS_DOWN);
-}
 
 static struct fill *fill_of_slot(struct fills *fills, uint32_t slot)
 {
@@ -263,20 +194,15 @@ static int begin(struct fills *fills, uint64_t request, const struct msg_prepare
     r = wbuf_reserve(fills->wbuf, words, &slot, err);
     if (r < 0)
         return r;
-    struct fill made = {
-        .used = true, .request = request, .serial = ++fills->serial, .slot = slot, .expert_tiles = expert_tiles(&geometry.layout)};
-    made.shared_tiles = geometry.has_shared ? expert_tiles(&geometry.shared) : 0;
-    made.tiles_left = (uint64_t)made.expert_tiles * geometry.experts + made.shared_tiles;
-    size_t words_needed = size_ceil_div(made.tiles_left, 64);
-    made.arrived = calloc(words_needed, sizeof *made.arrived);
-    made.left = calloc((size_t)geometry.experts + 1, sizeof *made.left);
-    made.draft = draft_new(fills->wbuf, slot, STEAL(fills->draft_memory), fills->draft_room);
-    if (!made.arrived || !made.left || !made.draft) {
+    struct fill made = {.used = true, .request = request, .serial = ++fills->serial, .slot = slot};
+    r = tally_init(&made.tally, &geometry, err);
+    made.draft = r == 0 ? fill_pool_draft(&fills->pool, fills->wbuf, slot) : NULL;
+    if (r == 0 && !made.draft)
+        r = err_no_memory(err, "prepare", sizeof *made.draft);
+    if (r < 0) {
         fill_drop(fills, &made);
-        return err_no_memory(err, "prepare", words_needed * sizeof *made.arrived + geometry.experts);
+        return r;
     }
-    for (uint32_t i = 0; i <= geometry.experts; i++)
-        made.left[i] = i < geometry.experts ? made.expert_tiles : made.shared_tiles;
     *fill = made;
     return 0;
 }
@@ -296,12 +222,11 @@ int fill_begin(struct fills *fills, uint64_t request, const struct msg_prepare_b
 
 /* ---- data --------------------------------------------------------------------------------------- */
 
-/* Which expert: its layout, bytes and first tile. */
+/* Which expert. */
 struct target {
     const struct layout_mlp *layout;
     uint8_t *bytes;
-    uint64_t first_tile;
-    uint32_t index; /* in left[] */
+    uint32_t index;
     char name[32];
 };
 
@@ -317,7 +242,6 @@ static int target_of(const struct fills *fills, const struct fill *fill, uint32_
     *ret_target = (struct target){
         .layout = shared ? &g->shared : &g->layout,
         .bytes = shared ? data + g->shared_offset : data + expert * g->layout.expert_bytes,
-        .first_tile = (uint64_t)fill->expert_tiles * (shared ? g->experts : expert),
         .index = shared ? g->experts : expert,
     };
     if (shared)
@@ -327,14 +251,13 @@ static int target_of(const struct fills *fills, const struct fill *fill, uint32_
     return 0;
 }
 
-static uint32_t matrix_first_tile(const struct layout_mlp *layout, enum kernels_matrix matrix)
+static struct tally_rows tiles_of(const struct target *target, const struct msg_prepare_data *data)
 {
-    return (uint32_t)(matrix - KERNELS_GATE) * matrix_tiles(layout, KERNELS_GATE); /* gate and up have as many */
-}
-
-static bool bit(const uint64_t *bits, uint64_t i)
-{
-    return bits[i / 64] >> (i % 64) & 1;
+    return (struct tally_rows){.layout = target->layout,
+                               .index = target->index,
+                               .matrix = (enum kernels_matrix)data->matrix,
+                               .first_row = data->first_row,
+                               .rows = data->rows};
 }
 
 /* The sizes that kernels_pack takes on trust (columns, scales) and the rows that it has no memory of. */
@@ -350,16 +273,15 @@ static int check_rows(const struct fill *fill, const struct target *target, cons
         return err_set(err, -EINVAL, ERR_BAD_SHAPE,
                        "%s: %u row%s from row %u on, the slice has %u and rows come from multiples of %d%s", name, data->rows,
                        size_plural(data->rows), data->first_row, rows, LAYOUT_TILE_ROWS, shape->row_origin ? ", less 8" : "");
-    uint32_t first = layout_tile(shape, data->first_row), count = layout_tiles(shape, data->first_row, data->rows);
-    uint64_t scales = (uint64_t)count * shape->segments;
+    uint64_t scales = (uint64_t)layout_tiles(shape, data->first_row, data->rows) * shape->segments;
     if (data->scale_count != scales)
         return err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s: %u scale%s for %u row%s of %u segment%s, %llu needed", name, data->scale_count,
                        size_plural(data->scale_count), data->rows, size_plural(data->rows), shape->segments, size_plural(shape->segments),
                        (unsigned long long)scales);
-    uint64_t at = target->first_tile + matrix_first_tile(target->layout, matrix) + first;
-    for (uint32_t i = 0; i < count; i++)
-        if (bit(fill->arrived, at + i))
-            return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: row %u arrived twice", name, layout_tile_row(shape, first + i));
+    const struct tally_rows tiles = tiles_of(target, data);
+    uint32_t row;
+    if (tally_find(&fill->tally, &tiles, &row))
+        return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s: row %u arrived twice", name, row);
     return 0;
 }
 
@@ -405,7 +327,6 @@ static int work_of_rows(struct fills *fills, const struct fill *fill, const stru
 static int take_rows(struct fills *fills, struct fill *fill, const struct source *source, struct fill_work **ret_work, struct err *err)
 {
     const struct msg_prepare_data *data = source->data;
-    const struct geometry *g = wbuf_geometry(fills->wbuf, fill->slot);
     struct target target;
     if (fill->ending)
         return err_set(err, -EPROTO, ERR_BAD_REQUEST, "rows after PREPARE_END");
@@ -420,16 +341,9 @@ static int take_rows(struct fills *fills, struct fill *fill, const struct source
     if (r < 0)
         return err_prefix(err, "%s", target.name[0] ? target.name : "dense MLP");
     struct fill_work *work = *ret_work;
-    const struct kernels_rows *rows = &work->rows;
-    const struct layout_matrix *shape = geometry_matrix(target.layout, rows->matrix);
-    uint64_t at = target.first_tile + matrix_first_tile(target.layout, rows->matrix) + layout_tile(shape, rows->first_row);
-    uint32_t count = layout_tiles(shape, rows->first_row, rows->rows);
-    for (uint32_t i = 0; i < count; i++)
-        fill->arrived[(at + i) / 64] |= UINT64_C(1) << (at + i) % 64;
-    fill->tiles_left -= count;
+    const struct tally_rows tiles = tiles_of(&target, data);
+    tally_take(&fill->tally, &tiles, &work->begin, &work->end);
     work->part = target.index;
-    work->begin = fill->left[target.index] == (target.index == g->experts ? fill->shared_tiles : fill->expert_tiles);
-    work->end = (fill->left[target.index] -= count) == 0;
     if (work->begin && !fill->drafting && target.layout->expert_bytes <= fill->draft->room)
         fill->drafting = target.index + 1;
     work->drafted = fill->drafting == target.index + 1;
@@ -471,23 +385,15 @@ int fill_staged(struct fills *fills, uint64_t request, const struct msg_prepare_
 static int missing(const struct fills *fills, const struct fill *fill, struct err *err)
 {
     const struct geometry *g = wbuf_geometry(fills->wbuf, fill->slot);
-    uint64_t at = 0;
-    while (bit(fill->arrived, at))
-        at++;
-    bool shared = at >= (uint64_t)fill->expert_tiles * g->experts;
-    uint32_t expert = shared ? MSG_EXPERT_SHARED : (uint32_t)(at / fill->expert_tiles);
+    struct tally_missing first = tally_first_missing(&fill->tally, g);
     struct target target;
-    int r = target_of(fills, fill, expert, &target, err);
+    int r = target_of(fills, fill, first.index == g->experts ? MSG_EXPERT_SHARED : first.index, &target, err);
     if (r < 0)
         return r;
-    uint32_t tile = (uint32_t)(at - target.first_tile);
-    enum kernels_matrix matrix = KERNELS_DOWN;
-    while (matrix > KERNELS_GATE && tile < matrix_first_tile(target.layout, matrix))
-        matrix--;
-    uint32_t row = layout_tile_row(geometry_matrix(target.layout, matrix), tile - matrix_first_tile(target.layout, matrix));
+    uint64_t left = fill->tally.tiles_left;
     return err_set(err, -EINVAL, ERR_BAD_REQUEST, "%s%s%s: rows from %u on are missing (%llu tile%s of 16 rows %s not arrived)",
-                   target.name, target.name[0] ? " " : "", kernels_matrix_name(matrix), row, (unsigned long long)fill->tiles_left,
-                   size_plural(fill->tiles_left), fill->tiles_left == 1 ? "has" : "have");
+                   target.name, target.name[0] ? " " : "", kernels_matrix_name(first.matrix), first.row, (unsigned long long)left,
+                   size_plural(left), left == 1 ? "has" : "have");
 }
 
 int fill_sources(struct fills *fills, uint64_t request, const uint8_t sources[DIGEST_SIZE], struct err *err)
@@ -506,7 +412,7 @@ int fill_end(struct fills *fills, uint64_t request, struct fill_work **ret_work,
     if (!fill)
         return ignored_forget(&fills->ignored, request) ? 0 : no_such(fills, request, err);
     int r = 0;
-    if (fill->tiles_left > 0)
+    if (fill->tally.tiles_left > 0)
         r = missing(fills, fill, err);
     else if (fill->ending)
         r = err_set(err, -EPROTO, ERR_BAD_REQUEST, "a second PREPARE_END");
@@ -548,7 +454,7 @@ int fill_done(struct fills *fills, struct fill_work *work, struct msg_slot *ret_
     }
     work_back(fills, work);
     if (!fills->out && !fills_active(fills))
-        free_idle(fills);
+        fill_pool_release(&fills->pool);
     return r;
 }
 
