@@ -9,6 +9,7 @@
 #include "daemon/duck/wbuf_format.h"
 #include "daemon/duck/wbuf_huge.h"
 #include "proto/base/background.h"
+#include "proto/base/huge.h"
 
 /* A thread of low priority that is long in the kernel is not preempted there before the next tick. */
 #define WBUF_PAGES_AT_ONCE (UINT64_C(256) * 1024)
@@ -44,12 +45,23 @@ static int populate(const struct wbuf_pages *pages, uint64_t begin, uint64_t byt
     return -code;
 }
 
+/* How much of `bytes` next: of a block that is to become a huge page first one small page, so that little of it has to be moved. */
+static uint64_t piece_at(const struct wbuf_pages *pages, uint64_t at, uint64_t bytes)
+{
+    uint64_t within = (pages->offset + at) % HUGE_PAGE, most = WBUF_PAGES_AT_ONCE;
+    if (pages->huge && within == 0)
+        most = WBUF_SLOT_ALIGN;
+    else if (pages->huge && HUGE_PAGE - within < most)
+        most = HUGE_PAGE - within;
+    return bytes < most ? bytes : most;
+}
+
 int wbuf_take_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes, struct err *err)
 {
     uint64_t at = begin / WBUF_SLOT_ALIGN * WBUF_SLOT_ALIGN, end = begin + bytes;
     int r = 0;
     for (uint64_t next; r == 0 && at < end; at = next) {
-        next = at + WBUF_PAGES_AT_ONCE < end ? at + WBUF_PAGES_AT_ONCE : end;
+        next = at + piece_at(pages, at, end - at);
         r = populate(pages, at, next - at, err);
         if (r == 0)
             wbuf_huge_pages(pages, at, next - at);
@@ -87,7 +99,7 @@ int wbuf_write_pages(const struct wbuf_pages *pages, uint64_t begin, const uint8
 {
     int r = 0;
     for (uint64_t at = 0, step; r == 0 && at < bytes; at += step) {
-        step = bytes - at < WBUF_PAGES_AT_ONCE ? bytes - at : WBUF_PAGES_AT_ONCE;
+        step = piece_at(pages, begin + at, bytes - at);
         r = write_piece(pages, begin + at, from + at, step, err);
         if (r == 0) {
             wbuf_huge_pages(pages, begin + at, step);
