@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.daemon import SANITIZED, SLOW
+from support.freeze import stop_process
 from support.model import MODEL
 from support.rpc import Rpc, RpcError, Session
 from support.strace import Strace
@@ -123,7 +124,7 @@ def test_a_spoiled_channel_ends_the_link(make_daemon, reference, spoil):
         expected = session.run("decode", LAYER, x, ids, weights)
         victim = daemon.duck_pids()[0]
         memory = channel_of(victim)
-        os.kill(victim, signal.SIGSTOP)  # it would put its position right
+        stop_process(victim)  # it would put its position right
         spoil(memory)
         with pytest.raises(RpcError) as caught:
             session.run("decode", LAYER, x, ids, weights)

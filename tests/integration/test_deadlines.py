@@ -6,7 +6,7 @@ import time
 import pytest
 
 from support.daemon import SLOW
-from support.freeze import Frozen, busiest_thread
+from support.freeze import Frozen, busiest_thread, stop_process
 from support.model import MODEL
 from support.rpc import Rpc, RpcError, Session
 
@@ -45,7 +45,7 @@ def test_a_stopped_duck(served, reference):
         good, elsewhere = session.run("decode", LAYER, x, ids, weights), session.run("decode", 1, *other)
         assert good != elsewhere
         for kind in ("decode", "prefill", "decode"):
-            os.kill(victim, signal.SIGSTOP)
+            stop_process(victim)
             try:
                 expect_deadline(rpc, kind, dict(session.place(x, ids, weights), deadline_ms=DEADLINE), DEADLINE, served.duck_name(victim))
                 # The arena is the client's again; what it writes there now is not what the late step sees or writes.
@@ -87,7 +87,7 @@ def test_one_for_all_in_the_configuration(make_daemon, reference):
     with Rpc(served.socket, 30 * SLOW) as rpc:
         session = Session(rpc, "shakespeare", 4)
         good = session.run("decode", LAYER, x, ids, weights)
-        os.kill(victim, signal.SIGSTOP)
+        stop_process(victim)
         try:
             expect_deadline(rpc, "decode", session.place(x, ids, weights), 1000 * SLOW, served.duck_name(victim))
             expect_deadline(rpc, "decode", dict(session.place(x, ids, weights), deadline_ms=DEADLINE), DEADLINE, served.duck_name(victim))

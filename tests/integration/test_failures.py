@@ -7,6 +7,7 @@ import time
 import pytest
 
 from support.daemon import SANITIZED, SLOW, Ctl
+from support.freeze import stop_process
 from support.model import MODEL, make_checkpoint, output
 from support.rpc import Rpc, RpcError, Session
 
@@ -87,7 +88,7 @@ def test_stopped_duck_in_mid_step(make_daemon, reference, tmp_path):
         with Rpc(daemon.socket) as rpc:
             session = Session(rpc, "shakespeare", 4)
             session.run("decode", 2, x, ids, weights)
-            os.kill(victim, signal.SIGSTOP)
+            stop_process(victim)
             daemon.wait_for("the stop", lambda: all(stopped(f"/proc/{victim}/task/{task}") for task in os.listdir(f"/proc/{victim}/task")))
             number = rpc.send("decode", {"layer": 2, **session.place(x, ids, weights)})
             time.sleep(0.2)
@@ -111,7 +112,7 @@ def test_silent_duck_is_lost(make_daemon, reference, tmp_path):
     load(daemon)
     before = bits(daemon, reference, tmp_path)
     victim = daemon.duck_pids()[0]
-    os.kill(victim, signal.SIGSTOP)
+    stop_process(victim)
     daemon.wait_for("the stopped duck to be given up", lambda: victim not in daemon.duck_pids(), 15)
     wait_ready(daemon)
     assert bits(daemon, reference, tmp_path) == before
@@ -123,7 +124,7 @@ def test_duck_killed_during_load(make_daemon, build, reference, tmp_path):
     load(daemon)
     before = bits(daemon, reference, tmp_path)
     victim = daemon.duck_pids()[1]
-    os.kill(victim, signal.SIGSTOP)
+    stop_process(victim)
     # tp 4: the stopped duck must hold a rank, so the load cannot end.
     job = daemon.ok("load", big, "--name", "big", "--tp", 4, "--multiple-of", 32, "--no-wait")["job"]
     daemon.wait_for("the load to run", lambda: any(j["id"] == job and j["state"] == "running" for j in daemon.ok("job", "list")["jobs"]))
@@ -143,7 +144,7 @@ def test_sigterm_during_load(make_daemon, build, tmp_path):
     """With one duck stopped the load can never end; fp9d ends all the same, with status 0 and nobody left."""
     big = make_checkpoint(build, str(tmp_path / "big"), seed=2)
     daemon = make_daemon(fleet="heartbeat_s = 60")
-    os.kill(daemon.duck_pids()[0], signal.SIGSTOP)
+    stop_process(daemon.duck_pids()[0])
     daemon.ok("load", big, "--name", "big", "--tp", 4, "--multiple-of", 32, "--no-wait")
     time.sleep(0.1)
     begun = time.monotonic()
@@ -157,7 +158,7 @@ def test_load_cancelled(make_daemon, build, reference, tmp_path):
     load(daemon)
     before = bits(daemon, reference, tmp_path)
     victim = daemon.duck_pids()[1]
-    os.kill(victim, signal.SIGSTOP)
+    stop_process(victim)
     job = daemon.ok("load", big, "--name", "big", "--tp", 4, "--multiple-of", 32, "--no-wait")["job"]
     daemon.ok("job", "cancel", job)
     os.kill(victim, signal.SIGCONT)

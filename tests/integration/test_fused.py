@@ -12,6 +12,7 @@ import pytest
 from support import safetensors
 from support.daemon import SLOW
 from support.families import Weights, config, is_moe, prefix
+from support.freeze import stop_process
 from support.model import output
 from test_shapes import checkpoint, compare, inputs
 
@@ -195,7 +196,7 @@ def test_a_cut_load_goes_on(build, make_daemon, tmp_path):
     plan = ("--name", "m", "--tp", 2, "--multiple-of", 64)
     whole = twin.ok("load", fused, *plan)
     still = daemon.duck_pids()[1]
-    os.kill(still, signal.SIGSTOP)
+    stop_process(still)
     try:
         job = daemon.ok("load", fused, *plan, "--no-wait")["job"]
         daemon.wait_for("finished slots", lambda: sum(s["state"] == "finished" for s in daemon.ok("cache", "list")["slots"]) >= 1)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.daemon import SLOW, program
+from support.freeze import stop_process
 from support import safetensors
 from support.model import HIDDEN, MODEL, make_checkpoint
 from support.rpc import Rpc, RpcError, Session
@@ -47,7 +48,7 @@ def stopped_ducks(daemon):
     """Else a job might be done before it was looked at."""
     pids = daemon.duck_pids()
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from support.daemon import SLOW
+from support.freeze import stop_process
 from support.model import EXPERTS, HIDDEN, MODEL
 from support.rpc import Rpc, RpcError, Session
 
@@ -47,7 +48,7 @@ def alone(served, reference):
 def stopped_duck(served):
     """Steps in flight stay there meanwhile; shorter than the heartbeats notice."""
     victim = served.duck_pids()[0]
-    os.kill(victim, signal.SIGSTOP)
+    stop_process(victim)
     try:
         yield
     finally:

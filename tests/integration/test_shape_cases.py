@@ -9,6 +9,7 @@ import pytest
 
 from support import safetensors
 from support.families import Weights, config, matrices
+from support.freeze import stop_process
 from support.model import output
 from test_shapes import checkpoint, compare, inputs
 
@@ -93,7 +94,7 @@ def test_a40_changed_during_the_load(build, make_daemon, tmp_path, how):
         shard = json.load(file)["weight_map"][matrices("qwen3", 2, None)[2] + ".weight"]
     last = os.path.join(path, shard)
     (duck,) = daemon.duck_pids()
-    os.kill(duck, signal.SIGSTOP)
+    stop_process(duck)
     try:
         job = daemon.ok("load", path, "--name", "moving", "--tp", 1, "--no-wait")["job"]
         daemon.wait_for("the plan", lambda: daemon.ok("model", "show", "moving")["layers"] == 3)

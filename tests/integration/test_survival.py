@@ -14,6 +14,7 @@ import pytest
 
 from support import safetensors
 from support.daemon import SANITIZED, SLOW, Daemon
+from support.freeze import stop_process
 from support.model import MODEL, make_checkpoint
 from support.rpc import Rpc, RpcError, Session
 from support.service import DuckService, Manager, Proxy, seed_of
@@ -461,7 +462,7 @@ def test_a_head_that_falls_silent_does_not_hold_the_duck(make_duck, build, tmp_p
         time.sleep(10)  # longer than the limit, and pings alone hold the link
         assert "nothing came" not in duck.log() and "lost" not in first.log()
     holder = [f"(pid {first.process.pid})", os.uname().nodename, "at 127.0.0.1:"]
-    os.kill(first.process.pid, signal.SIGSTOP)
+    stop_process(first.process.pid)
     try:
         begun = time.monotonic()
         second.spawn()
@@ -575,7 +576,7 @@ def test_one_buffer_has_one_process(make_duck, build, tmp_path):
     fd = kept(duck)
     other = DuckService(build, tmp_path, "other")
     other.manager.store = [("weights", os.dup(fd))]
-    os.kill(duck.process.pid, signal.SIGSTOP)
+    stop_process(duck.process.pid)
     try:
         other.spawn()
         assert other.process.wait(20 * SLOW) == 1

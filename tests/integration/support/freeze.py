@@ -1,6 +1,7 @@
-"""Stops one thread of a process, while the others go on (ptrace): a duck that answers pings and never a step."""
+"""Stops a process, or one thread of it while the others go on (ptrace): a duck that answers pings and never a step."""
 import ctypes
 import os
+import signal
 import time
 
 PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT = 17, 0x4206, 0x4207
@@ -15,6 +16,21 @@ def ptrace(request, thread):
     if libc.ptrace(request, thread, None, None) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def stop_process(pid, seconds=10):
+    """Returns when none of its threads runs any more: SIGSTOP by itself lets those on other CPUs go on for a moment, a step's length."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + seconds
+    while True:
+        states = set()
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+                states.add(file.read().rpartition(")")[2].split()[0])
+        if states <= set("TtZX"):
+            return
+        assert time.monotonic() < deadline, f"threads of {pid} are {states}"
+        time.sleep(0.0005)
 
 
 class Frozen:
