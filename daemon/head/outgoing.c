@@ -51,3 +51,20 @@ void outgoing_drop(struct outgoing_queue *queue)
     for (struct outgoing *out; (out = outgoing_pop(queue));)
         outgoing_unref(out);
 }
+
+bool outgoing_withdraw(struct outgoing_queue *queue, enum wire_type type, uint64_t request)
+{
+    size_t i = 0;
+    struct frame frame = {0};
+    for (; i < queue->count; i++) {
+        const struct outgoing *out = queue->items[(queue->first + i) % queue->capacity];
+        if (frame_header_parse(out->buf.data, &frame, NULL) == 0 && frame.type == type && frame.request == request)
+            break;
+    }
+    if (i == queue->count)
+        return false;
+    outgoing_unref(queue->items[(queue->first + i) % queue->capacity]);
+    for (queue->count--; i < queue->count; i++)
+        queue->items[(queue->first + i) % queue->capacity] = queue->items[(queue->first + i + 1) % queue->capacity];
+    return true;
+}

@@ -4,6 +4,7 @@
 
 #include "daemon/head/loop.h"
 #include "proto/base/buf.h"
+#include "proto/wire/frame.h"
 
 /* Encoded frames shared by several queues (a step goes to all ranks from one copy). */
 struct outgoing {
@@ -28,5 +29,7 @@ struct outgoing_queue {
 void outgoing_push(struct outgoing_queue *queue, struct outgoing *out); /* takes the reference; aborts when out of memory */
 struct outgoing *outgoing_pop(struct outgoing_queue *queue);            /* NULL: empty */
 void outgoing_drop(struct outgoing_queue *queue);                       /* all of them */
+/* Drops the one that begins with such a frame; the others keep their order. False: there is none. */
+bool outgoing_withdraw(struct outgoing_queue *queue, enum wire_type type, uint64_t request);
 
 #endif

@@ -68,6 +68,9 @@ struct peer_counts peer_counts(const struct peer *peer);
 /* A STEP. `opened`: the duck has answered the session's SESSION_OPEN, so that the frame need not follow it on the socket. */
 void peer_send_step(struct peer *peer, struct outgoing *out, bool opened);
 
+/* A STEP that has not begun to be sent is not sent at all; false: the duck has it, or a part of it. */
+bool peer_withdraw_step(struct peer *peer, uint64_t step);
+
 /* Takes a reference of its own. Frames for a peer without a link are dropped: its loss is reported anyway. */
 void peer_send(struct peer *peer, struct outgoing *out, bool bulk);
 

@@ -234,6 +234,11 @@ void peer_send_step(struct peer *peer, struct outgoing *out, bool opened)
         nudge(peer);
 }
 
+bool peer_withdraw_step(struct peer *peer, uint64_t step)
+{
+    return outgoing_withdraw(&peer->outbox.step, WIRE_STEP, step);
+}
+
 enum loop_found peer_poll(struct peer *peer)
 {
     const struct channel *channel = peer->channel.channel;

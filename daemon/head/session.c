@@ -166,6 +166,8 @@ void session_send_close(struct head *head, uint32_t duck, uint64_t id)
 
 void session_send_step_cancel(struct head *head, uint32_t duck, uint64_t step)
 {
+    if (peer_withdraw_step(head->peers[duck], step))
+        return;
     struct outgoing *out = outgoing_new();
     if (msg_empty_encode(&out->buf, WIRE_STEP_CANCEL, step) < 0)
         abort();
