@@ -11,7 +11,7 @@
 
 static enum ctl_exit bad_params(const struct ctl *ctl)
 {
-    return ctl_fail_with(ctl, "BAD_REQUEST", "the arguments cannot be sent: a path is too long or text is no UTF-8");
+    return ctl_fail_with(ctl, "BAD_REQUEST", "the path cannot be sent: with the working directory's it is too long, or no UTF-8");
 }
 
 static enum ctl_exit call_and_print(struct ctl *ctl, const char *method, const struct parse_args *args)
@@ -125,6 +125,7 @@ enum ctl_exit admin_prepare(struct ctl *ctl, const struct parse_args *args)
     json_t *params = parse_params(args);
     if (params)
         json_object_set_new(params, "memory", json_true());
+    ctl->memory_of = from;
     r = run_job_with(ctl, "prepare", args, params, fd);
     close(fd);
     return r;

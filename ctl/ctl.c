@@ -15,7 +15,7 @@ enum ctl_exit ctl_connect(struct ctl *ctl)
     if (r == 0)
         return CTL_DONE;
     ctl_fail(ctl, &error);
-    return r == -ENOENT || r == -ECONNREFUSED ? CTL_NO_DAEMON : CTL_FAILED;
+    return r == -ENOENT || r == -ECONNREFUSED || r == -ENOTDIR ? CTL_NO_DAEMON : CTL_FAILED;
 }
 
 enum ctl_exit ctl_call(struct ctl *ctl, const char *method, json_t *params, json_t **ret_result)
@@ -49,13 +49,17 @@ enum ctl_exit ctl_call_fd(struct ctl *ctl, const char *method, json_t *params, i
 
 enum ctl_exit ctl_fail(const struct ctl *ctl, const struct fp9_error *error)
 {
+    char said[sizeof error->message + 256];
+    bool of_file = ctl->memory_of && strstr(error->message, "the memfd");
+    snprintf(said, sizeof said, "%s%s%.200s%s", error->message, of_file ? " (the memfd is " : "", of_file ? ctl->memory_of : "",
+             of_file ? ")" : "");
     /* The sentence may quote a file's bytes; a terminal must not obey them. */
     fputs("fp9ctl: ", stderr);
-    for (const char *p = error->message; *p; p++)
+    for (const char *p = said; *p; p++)
         fputc((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p, stderr);
     fputc('\n', stderr);
     if (ctl->json) {
-        json_t *object = json_loads(error->values, 0, NULL), *name = json_string(error->name), *message = json_string(error->message);
+        json_t *object = json_loads(error->values, 0, NULL), *name = json_string(error->name), *message = json_string(said);
         if (!object)
             object = json_object();
         json_object_set_new(object, "name", name);
@@ -76,6 +80,28 @@ enum ctl_exit ctl_fail_with(const struct ctl *ctl, const char *name, const char 
     vsnprintf(error.message, sizeof error.message, format, args);
     va_end(args);
     return ctl_fail(ctl, &error);
+}
+
+enum ctl_exit ctl_no_such(const struct ctl *ctl, const char *what, const char *wanted, const json_t *list, const char *member)
+{
+    char names[512] = "";
+    size_t i, at = 0;
+    json_t *item;
+    json_array_foreach(list, i, item)
+    {
+        const json_t *value = json_object_get(item, member);
+        char number[24];
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
+        const char *name = json_is_string(value) ? json_string_value(value) : number;
+        if (at + strlen(name) + 32 > sizeof names) {
+            snprintf(names + at, sizeof names - at, " and %zu more", json_array_size(list) - i);
+            break;
+        }
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", name);
+    }
+    if (!at)
+        return ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"; there is none at all", what, wanted);
+    return ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"; there %s %s", what, wanted, json_array_size(list) == 1 ? "is" : "are", names);
 }
 
 enum ctl_exit ctl_no_memory(const struct ctl *ctl)

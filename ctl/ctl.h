@@ -19,6 +19,7 @@ struct ctl {
     bool json;
     bool color;
     struct fp9_conn *conn; /* owned by main; NULL until ctl_connect() */
+    const char *memory_of; /* the file whose bytes are in "the memfd" of fp9d's messages; NULL: none */
 };
 
 /* Connects once; later calls do nothing. */
@@ -33,6 +34,8 @@ enum ctl_exit ctl_call_fd(struct ctl *ctl, const char *method, json_t *params, i
 /* Reports a failure: the sentence on stderr, with --json also the object on stdout. Returns CTL_FAILED. */
 enum ctl_exit ctl_fail(const struct ctl *ctl, const struct fp9_error *error);
 enum ctl_exit ctl_fail_with(const struct ctl *ctl, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* NO_SUCH: no `what` that is called so; the message says which there are by `member` of the list's items. */
+enum ctl_exit ctl_no_such(const struct ctl *ctl, const char *what, const char *wanted, const json_t *list, const char *member);
 enum ctl_exit ctl_no_memory(const struct ctl *ctl);
 
 /* With --json prints `result` as the one object and returns true. */

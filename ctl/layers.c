@@ -22,7 +22,7 @@ enum ctl_exit layers_read(const struct ctl *ctl, const json_t *list, const char 
 {
     const json_t *model = find_model(list, name);
     if (!model)
-        return ctl_fail_with(ctl, "NO_SUCH", "no model \"%s\"", name);
+        return ctl_no_such(ctl, "model", name, json_object_get(list, "models"), "name");
     json_int_t experts = json_integer_value(json_object_get(model, "experts")), top_k = json_integer_value(json_object_get(model, "top_k"));
     const char *kinds = json_string_value(json_object_get(model, "layer_kinds"));
     if (!kinds || experts < 0 || experts > EXPERTS_MAX || top_k < 0 || top_k > experts)

@@ -121,6 +121,14 @@ static bool check_choice(const char *name, const char *const *choices, const cha
     return wrong(message, "%s: \"%s\" is not %s", name, text, list);
 }
 
+/* What becomes a param is text in JSON. */
+static bool is_utf8(const char *text)
+{
+    json_t *probe = json_string(text);
+    json_decref(probe);
+    return probe != NULL;
+}
+
 static bool check_value(const struct tree_option *option, const char *text, char *message)
 {
     long long value;
@@ -130,6 +138,8 @@ static bool check_value(const struct tree_option *option, const char *text, char
         return wrong(message, "%s: \"%s\" is no size; 4G, 512M or a count of bytes is right", option->name, text);
     if (option->type != TREE_FLAG && !*text)
         return wrong(message, "%s: the value is empty", option->name);
+    if (option->param && !is_utf8(text))
+        return wrong(message, "%s: the value is no UTF-8, and fp9d takes nothing else", option->name);
     return !option->choices || check_choice(option->name, option->choices, text, message);
 }
 
@@ -169,6 +179,8 @@ static bool sort_words(int argc, char **argv, struct given *given, struct parse_
             args->help = true;
         else if (same("--version", text, length))
             args->version = true;
+        else if (same("--socket", text, length) && !*value)
+            return wrong(message, "--socket: the value is empty");
         else if (same("--socket", text, length))
             args->socket = value;
         else if (given->option_count == sizeof given->options / sizeof given->options[0])
@@ -236,6 +248,8 @@ static bool take_args(const struct given *given, size_t used, struct parse_args 
             return args->help || arg->optional ? true : wrong(message, "%s needs %s", command->name, arg->name);
         if (!*given->words[used])
             return wrong(message, "%s: %s is empty", command->name, arg->name);
+        if (arg->param && !is_utf8(given->words[used]))
+            return wrong(message, "%s: %s is no UTF-8, and fp9d takes nothing else", command->name, arg->name);
         if (arg->type == TREE_INT && !number_parse(given->words[used], arg->low, arg->high, &value))
             return wrong(message, "%s: \"%s\" is no whole number from %lld up", command->name, given->words[used], arg->low);
         if (arg->choices && !args->help && !check_choice(arg->name, arg->choices, given->words[used], message))

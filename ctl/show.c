@@ -206,6 +206,7 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
     json_t *result, *item, *found = NULL;
     size_t i;
     char text[TABLE_TEXT_MAX];
+    const char *shown = *members;
     enum ctl_exit r = ctl_call(ctl, method, NULL, &result);
     if (r)
         return r;
@@ -218,7 +219,7 @@ static enum ctl_exit show_item(struct ctl *ctl, const char *method, const char *
         }
     }
     if (!found)
-        r = ctl_fail_with(ctl, "NO_SUCH", "no %s \"%s\"", what, wanted);
+        r = ctl_no_such(ctl, what, wanted, json_object_get(result, key), shown);
     else if (!ctl_print_json(ctl, found)) {
         if (strcmp(what, "job") != 0) /* whose error is shown with its name */
             flatten_error(found);

@@ -45,7 +45,13 @@ int core_step_check(struct core *core, uint64_t id, uint32_t layer, uint32_t tok
 static int check_routing(const struct core *core, const struct core_session *session, uint32_t layer, uint32_t top_k, struct err *err)
 {
     bool moe = core->models[session->model].arch->layer_is_moe[layer];
-    if (moe && (!top_k || top_k > session->top_k_max)) {
+    if (moe && !top_k) {
+        err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is a MoE layer: topk_ids and topk_weights are missing, %s%u expert%s a token", layer,
+                session->top_k_max == 1 ? "" : "1 to ", session->top_k_max, size_plural(session->top_k_max));
+        err_value_int(err, "top_k", 0);
+        return -EINVAL;
+    }
+    if (moe && top_k > session->top_k_max) {
         err_set(err, -EINVAL, ERR_BAD_SHAPE, "layer %u is a MoE layer: topk_ids must hold %s%u expert%s a token, not %u", layer,
                 session->top_k_max == 1 ? "" : "1 to ", session->top_k_max, size_plural(session->top_k_max), top_k);
         err_value_int(err, "top_k", top_k);

@@ -186,7 +186,7 @@ static int parse(const char *text, size_t length, const char *where, enum quanti
     json_error_t at;
     _cleanup_(json_decrefp) json_t *config = json_loadb(text, length, JSON_REJECT_DUPLICATES, &at);
     if (!config)
-        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: line %d: %s", where, at.line, at.text);
+        return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: no JSON: line %d: %s", where, at.line, at.text);
     if (!json_is_object(config))
         return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: must be a JSON object", where);
     _cleanup_(arch_freep) struct arch *arch = calloc(1, sizeof *arch);
@@ -225,7 +225,11 @@ static int read_config(const char *dir, enum quantized quantized, struct arch **
 {
     _cleanup_(freep) char *path = NULL;
     struct stat st;
-    bool file = stat(dir, &st) == 0 && S_ISREG(st.st_mode);
+    if (stat(dir, &st) < 0)
+        return err_errno(err, "%s", dir);
+    bool file = S_ISREG(st.st_mode);
+    if (!file && !S_ISDIR(st.st_mode))
+        return err_set(err, -ENOTDIR, ERR_BAD_REQUEST, "%s: is no directory; that which holds config.json and weights is wanted", dir);
     if (file && quantized == QUANTIZED_MUST)
         return err_set(err, -ENOTDIR, ERR_BAD_REQUEST, "%s: is a file; the directory that holds config.json and weights is wanted", dir);
     if (asprintf(&path, file ? "%s" : "%s/config.json", dir) < 0) {
@@ -234,6 +238,8 @@ static int read_config(const char *dir, enum quantized quantized, struct arch **
     }
     struct buf text = {0};
     int r = text_file_read(path, ARCH_CONFIG_BYTES_MAX, &text, err);
+    if (r == -ENOENT)
+        return err_set(err, r, ERR_NO_SUCH, "%s: No such file; a model's directory, with config.json and weights in it, is wanted", path);
     if (r < 0)
         return r;
     _cleanup_(arch_freep) struct arch *arch = NULL;

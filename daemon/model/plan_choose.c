@@ -247,12 +247,15 @@ static int refuse_memory(struct search *search, struct err *err)
     size_format(nearest->least, least, sizeof least);
     size_format(has, have, sizeof have);
     size_format(nearest->total, total, sizeof total);
+    char exact[40] = "";
+    if (has >= 1024)
+        snprintf(exact, sizeof exact, " (%llu bytes)", (unsigned long long)has);
     err_set(err, -ENOMEM, ERR_NO_MEMORY,
-            "%stp %u, multiple_of %u%s: rank %u needs %s (%llu bytes), the smallest rank %s, but the smallest duck has %s (%llu bytes); "
-            "all ranks together need %s; what would do: %s%llu bytes on each of %u",
+            "%stp %u, multiple_of %u%s: rank %u needs %s (%llu bytes), the smallest rank %s, but the smallest duck has %s%s; "
+            "all ranks together need %s; what would do: %s%llu bytes on each of %u duck%s",
             ranks_asked(request) && request->multiple_of ? "" : "nothing fits; the closest is ", nearest->tp, nearest->multiple_of, named,
-            nearest->rank, needs, (unsigned long long)nearest->needs, least, have, (unsigned long long)has, total, ducks,
-            (unsigned long long)nearest->needs, nearest->tp);
+            nearest->rank, needs, (unsigned long long)nearest->needs, least, have, exact, total, ducks, (unsigned long long)nearest->needs,
+            nearest->tp, size_plural(nearest->tp));
     err_value_int(err, "tp", nearest->tp);
     err_value_int(err, "multiple_of", nearest->multiple_of);
     err_value_int(err, "rank", nearest->rank);

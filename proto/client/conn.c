@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -38,11 +39,16 @@ static int connect_to(const char *path, int *ret_fd, struct err *err)
         r = connect(fd, (struct sockaddr *)&address, sizeof address);
     while (r < 0 && errno == EINTR);
     if (r < 0) {
-        bool absent = errno == ENOENT || errno == ECONNREFUSED;
+        struct stat st;
+        bool absent = errno == ENOENT || errno == ECONNREFUSED || errno == ENOTDIR || errno == EPROTOTYPE;
+        int number = errno;
+        if (absent && stat(path, &st) == 0 && (!S_ISSOCK(st.st_mode) || number == EPROTOTYPE))
+            return err_set(err, -ECONNREFUSED, ERR_NOT_READY, "no fp9d at %s: it is no stream socket", path);
+        errno = number;
         err_errno(err, absent ? "no fp9d at %s" : "fp9d at %s cannot be reached", path);
-        if (absent && err)
+        if (absent)
             err->name = ERR_NOT_READY;
-        return err ? err->code : -ECONNREFUSED;
+        return err->code;
     }
     *ret_fd = STEAL_FD(fd);
     return 0;
@@ -72,7 +78,10 @@ int fp9_connect(const char *path, struct fp9_conn **ret_conn, struct fp9_error *
         path = FP9_SOCKET_DEFAULT;
     if (connect_to(path, &fd, &err))
         return conn_error(error, &err);
-    return fp9_adopt(fd, ret_conn, error);
+    int r = fp9_adopt(fd, ret_conn, error);
+    if (r == 0)
+        snprintf((*ret_conn)->path, sizeof (*ret_conn)->path, "%s", path);
+    return r;
 }
 
 void fp9_close(struct fp9_conn *conn)

@@ -106,8 +106,11 @@ int core_break(struct fp9_conn *conn, struct err *reason)
     reason->name = ERR_INTERNAL;
     if (reason->code >= 0)
         reason->code = -EPROTO;
-    if (!conn->broken.code)
+    if (!conn->broken.code) {
+        if (conn->path[0])
+            err_prefix(reason, "socket %s", conn->path);
         conn->broken = *reason;
+    }
     return conn->broken.code;
 }
 

@@ -45,6 +45,7 @@ struct core_call {
 
 struct fp9_conn {
     int fd; /* owned; -1 without I/O */
+    char path[108]; /* of the socket, for messages; "" when it is not known */
     struct buf in, out;
     size_t scanned; /* bytes of `in` known to hold no newline */
     uint64_t last_id, last_serial;

@@ -7,6 +7,8 @@
 
 #define TENSOR_BYTES_MAX (UINT64_C(1) << 36) /* of one tensor that is read into memory */
 #define WRITE_TENSORS_MAX 64
+#define OTHERS_TEXT 400
+#define OTHERS_NAMED 4
 
 struct block {
     struct block *next;
@@ -63,6 +65,31 @@ static enum safetensors_dtype dtype_to_file(enum fp9_dtype dtype)
     return SAFETENSORS_OTHER;
 }
 
+/* "; there are layers.1.mlp.input, layers.2.mlp.input and 3 more": tensors whose last word is that of the name; "" when there are none. */
+static const char *list_others(const struct safetensors *file, const char *name, char text[OTHERS_TEXT + 32])
+{
+    const char *dot = strrchr(name, '.'), *word = dot ? dot + 1 : name;
+    size_t length = strlen(word), at = 0, named = 0, more = 0;
+    char names[OTHERS_TEXT] = "";
+    for (size_t i = 0; i < safetensors_count(file); i++) {
+        const char *other = safetensors_at(file, i)->name;
+        size_t all = strlen(other);
+        if (all < length || strcmp(other + all - length, word) != 0 || (all > length && other[all - length - 1] != '.'))
+            continue;
+        if (more || named == OTHERS_NAMED || at + all + 64 > OTHERS_TEXT) {
+            more++;
+            continue;
+        }
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", named++ ? ", " : "", other);
+    }
+    text[0] = '\0';
+    if (named && more)
+        snprintf(names + at, sizeof names - at, " and %zu more", more);
+    if (named)
+        snprintf(text, OTHERS_TEXT + 32, "; there %s %s", named + more == 1 ? "is" : "are", names);
+    return text;
+}
+
 static int tensors_read(struct fp9_tensors *tensors, const char *name, enum fp9_dtype dtype, uint32_t dims, struct fp9_tensor *ret_tensor,
                         struct err *err)
 {
@@ -72,7 +99,8 @@ static int tensors_read(struct fp9_tensors *tensors, const char *name, enum fp9_
     const char *path = safetensors_path(tensors->file);
     const struct safetensors_tensor *tensor = safetensors_find(tensors->file, name);
     if (!tensor) {
-        err_set(err, -ENOENT, ERR_NO_SUCH, "%s: no tensor %s in it", path, name);
+        char others[OTHERS_TEXT + 32];
+        err_set(err, -ENOENT, ERR_NO_SUCH, "%s: no tensor %s in it%s", path, name, list_others(tensors->file, name, others));
         err_value_str(err, "tensor", name);
         return -ENOENT;
     }
