@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -92,12 +91,10 @@ int packer_new(struct packer **ret_packer, struct err *err)
     packer->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (packer->event < 0)
         return err_errno(err, "eventfd");
-    int r = pthread_create(&packer->thread, NULL, packer_main, packer);
-    if (r != 0)
-        return err_set(err, -r, ERR_NO_MEMORY, "the packing thread cannot be started: %s", strerror(r));
+    int r = background_start("pack", packer_main, packer, &packer->thread, err);
+    if (r < 0)
+        return r;
     packer->started = true;
-    pthread_setname_np(packer->thread, "pack");
-    background_thread(packer->thread);
     *ret_packer = STEAL(packer);
     return 0;
 }

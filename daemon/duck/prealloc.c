@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -91,13 +90,11 @@ int prealloc_start(struct wbuf *wbuf, struct prealloc **ret_prealloc, struct err
         return r;
     }
     wbuf_keep_pages(wbuf);
-    r = pthread_create(&prealloc->thread, NULL, prealloc_main, prealloc);
-    if (r != 0) {
+    r = background_start("prealloc", prealloc_main, prealloc, &prealloc->thread, err);
+    if (r < 0) {
         free(prealloc);
-        return err_set(err, -r, ERR_NO_MEMORY, "prealloc: its thread cannot be started: %s", strerror(r));
+        return r;
     }
-    pthread_setname_np(prealloc->thread, "prealloc");
-    background_thread(prealloc->thread);
     *ret_prealloc = prealloc;
     return 0;
 }

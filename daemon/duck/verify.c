@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -118,12 +117,10 @@ int verify_new(struct verify **ret_verify, struct err *err)
         return err_errno(err, "eventfd");
     if (!verify->sum)
         return err_no_memory(err, "verify", 0);
-    int r = pthread_create(&verify->thread, NULL, verify_main, verify);
-    if (r != 0)
-        return err_set(err, -r, ERR_NO_MEMORY, "the verify thread cannot be started: %s", strerror(r));
+    int r = background_start("verify", verify_main, verify, &verify->thread, err);
+    if (r < 0)
+        return r;
     verify->started = true;
-    pthread_setname_np(verify->thread, "verify");
-    background_thread(verify->thread);
     *ret_verify = STEAL(verify);
     return 0;
 }
