@@ -13,6 +13,7 @@
 #include "proto/base/spin.h"
 #include "daemon/duck/team.h"
 #include "proto/base/size.h"
+#include "tests/bench/pin.h"
 #include "tests/bench/stats.h"
 
 #define ROUNDS_DEFAULT 51
@@ -26,17 +27,6 @@ struct ball {
     int cpu;
 };
 
-static void bind(int cpu)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    if (sched_setaffinity(0, sizeof one, &one) < 0) {
-        perror("sched_setaffinity");
-        exit(EXIT_FAILURE);
-    }
-}
-
 static void await(_Atomic uint32_t *word, uint32_t value, bool pausing)
 {
     while (atomic_load_explicit(word, memory_order_acquire) != value)
@@ -47,7 +37,7 @@ static void await(_Atomic uint32_t *word, uint32_t value, bool pausing)
 static void *answer(void *user)
 {
     struct ball *ball = user;
-    bind(ball->cpu);
+    pin(ball->cpu);
     for (uint32_t turn = 0; turn <= TURNS; turn++) {
         await(&ball->ping, turn, ball->pausing);
         atomic_store_explicit(&ball->pong, turn, memory_order_release);
@@ -143,7 +133,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "fp9-handoff: two CPUs are needed\n");
         return 77; /* meson: skipped */
     }
-    bind(cpus[0]);
+    pin(cpus[0]);
     enum { TIGHT, PAUSING, MANY, SHORT, ASLEEP, WAYS };
     static const char *const names[] = {"ping-pong, there and back", "ping-pong with pause", "phase, jobs of 1000 phases",
                                         "phase, jobs of 3 phases", "phase, sleeping at once"};

@@ -10,7 +10,6 @@
  *   socket        a byte over an AF_UNIX stream socket, both blocking in recv
  */
 #include <inttypes.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +25,7 @@
 #include "proto/base/futex.h"
 #include "proto/base/size.h"
 #include "proto/base/spin.h"
+#include "tests/bench/pin.h"
 #include "tests/bench/stats.h"
 
 #define ROUNDS_DEFAULT 11
@@ -47,17 +47,6 @@ struct ball {
 static struct ball *ball;
 static uint32_t bytes = BYTES_DEFAULT;
 static int sockets[2], bell, waiter;
-
-static void pin(int cpu)
-{
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(cpu, &one);
-    if (sched_setaffinity(0, sizeof one, &one) < 0) {
-        perror("sched_setaffinity");
-        exit(EXIT_FAILURE);
-    }
-}
 
 static void spin_for(_Atomic uint32_t *word, uint32_t value)
 {
