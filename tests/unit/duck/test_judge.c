@@ -8,7 +8,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -24,14 +23,6 @@
 #define LONG_TOKENS 4096
 
 enum { PERSISTENT = 1, ONE_SHOT = 2 }; /* sessions */
-
-static int weights(void)
-{
-    int fd = memfd_create("weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, 16 << 20), 0);
-    return fd;
-}
 
 static void sessions(struct process *p)
 {
@@ -94,7 +85,7 @@ static void test_hung(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, "ref");
     begin_long(&p);
     pid_t child = wait_child(&p);
@@ -121,7 +112,7 @@ static void test_paused(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, "ref");
     for (int both = 0; both < 2; both++) {
         begin_long(&p);
@@ -144,7 +135,7 @@ static void test_duck_killed(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, "ref");
     for (int round = 0; round < 8; round++) {
         begin_long(&p);
@@ -192,7 +183,7 @@ static void test_program(void **state)
     assert_non_null(process_duck);
     for (int with = 0; with < 2; with++) {
         struct process p;
-        int fd = weights();
+        int fd = process_weights();
         if (with)
             copy(from, kernel);
         start_ready(&p, fd, NULL);
@@ -218,16 +209,8 @@ static void test_program(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2) {
-        fprintf(stderr, "usage: test_judge FP9-DUCK\n");
+    if (!process_arguments(argc, argv))
         return 2;
-    }
-    process_duck = realpath(argv[1], NULL); /* the ducks start in another directory */
-    if (!process_duck) {
-        perror(argv[1]);
-        return 2;
-    }
-    unsetenv("FP9_CPU");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_program),
         cmocka_unit_test(test_duck_killed),

@@ -6,7 +6,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
@@ -17,14 +16,6 @@
 
 #define SEED 4711
 #define TOKENS_MAX 2048
-
-static int weights(void)
-{
-    int fd = memfd_create("weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, 16 << 20), 0);
-    return fd;
-}
 
 /* Slots and two sessions, binary32 and BF16, and the number of cores that it says it has. */
 static uint32_t start(struct process *p, int fd, const char *members, const char *isa)
@@ -62,7 +53,7 @@ static void test_bits(void **state)
     static const uint32_t tokens[] = {0, 1, 2, 3, 4, 5, 33, 600};
     for (size_t i = 0; i < ARRAY_LENGTH(members); i++) {
         struct process p;
-        int fd = weights();
+        int fd = process_weights();
         uint32_t cores = start(&p, fd, members[i], NULL);
         if (members[i])
             assert_int_equal(cores, atoi(members[i]));
@@ -91,7 +82,7 @@ static void test_interactive_first(void **state)
     static const char *const members[] = {"1", "2", "4"};
     for (size_t i = 0; i < ARRAY_LENGTH(members); i++) {
         struct process p;
-        int fd = weights();
+        int fd = process_weights();
         start(&p, fd, members[i], "ref");
         struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
         struct model_input many = model_input(&words, TOKENS_MAX, 5, SEED), one = model_input(&words, 1, 5, SEED + 1);
@@ -137,7 +128,7 @@ static pid_t thread_named(pid_t pid, const char *want)
 static void stalled(const char *name, const char *says)
 {
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start(&p, fd, "3", NULL);
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
     struct model_input input = model_input(&words, 2, 5, SEED);
@@ -193,16 +184,8 @@ static void test_stalled_first_member(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2) {
-        fprintf(stderr, "usage: test_members FP9-DUCK\n");
+    if (!process_arguments(argc, argv))
         return 2;
-    }
-    process_duck = realpath(argv[1], NULL); /* the ducks start in another directory */
-    if (!process_duck) {
-        perror(argv[1]);
-        return 2;
-    }
-    unsetenv("FP9_CPU");
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_interactive_first),
                                        cmocka_unit_test(test_stalled_member), cmocka_unit_test(test_stalled_first_member)};
     return cmocka_run_group_tests(tests, NULL, NULL);

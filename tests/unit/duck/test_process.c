@@ -7,7 +7,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -21,14 +20,6 @@
 
 #define SEED 20260
 #define LONG_TOKENS 4096
-
-static int weights(void)
-{
-    int fd = memfd_create("weights", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    assert_true(fd >= 0);
-    assert_int_equal(ftruncate(fd, 16 << 20), 0);
-    return fd;
-}
 
 static void slots_ready(struct process *p, struct msg_slot ret_slots[2])
 {
@@ -77,7 +68,7 @@ static void test_steps(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, NULL);
     process_session(&p, 1, MSG_F32, false, 64);
     process_session(&p, 2, MSG_BF16, false, 64);
@@ -112,7 +103,7 @@ static void test_step_refusals(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, NULL);
     process_session(&p, 1, MSG_F32, false, 4);
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
@@ -154,7 +145,7 @@ static void test_killed_and_restarted(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     struct msg_slot before[2], after[8];
     process_start(&p, fd, NULL);
     struct msg_hello_duck hello = process_hello(&p);
@@ -191,7 +182,7 @@ static void test_while_kernels_run(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, "ref");
     process_session(&p, 1, MSG_BF16, false, LONG_TOKENS);
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
@@ -242,7 +233,7 @@ static void test_killed_kernel_process(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     start_ready(&p, fd, "ref");
     process_session(&p, 1, MSG_F32, true, LONG_TOKENS);
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
@@ -275,7 +266,7 @@ static void test_killed_kernel_process(void **state)
 static void test_one_shot_parts(void **state)
 {
     (void)state;
-    int fd = weights();
+    int fd = process_weights();
     for (int told = 0; told < 2; told++) {
         struct process p;
         struct msg_slot slots[2];
@@ -322,7 +313,7 @@ static void test_conversation(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     process_start(&p, fd, NULL);
     struct msg_hello hello = {.major = 7, .minor = 3, .software = "new", .host = "here"};
     assert_int_equal(msg_hello_encode(&p.out.buf, 1, &hello), 0);
@@ -356,7 +347,7 @@ static void test_garbage(void **state)
     (void)state;
     uint64_t random = (uint64_t)time(NULL);
     print_message("seed %" PRIu64 "\n", random);
-    int fd = weights();
+    int fd = process_weights();
     for (int round = 0; round < 25; round++) {
         struct process p;
         process_start(&p, fd, NULL);
@@ -396,7 +387,7 @@ static void test_no_memory(void **state)
 {
     (void)state;
     struct process p;
-    int fd = weights();
+    int fd = process_weights();
     process_start(&p, fd, NULL);
     process_hello(&p);
     struct msg_prepare_begin words = model_words(MSG_SLOT_MOE, 1);
@@ -418,16 +409,8 @@ static void test_no_memory(void **state)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2) {
-        fprintf(stderr, "usage: test_process FP9-DUCK\n");
+    if (!process_arguments(argc, argv))
         return 2;
-    }
-    process_duck = realpath(argv[1], NULL); /* the ducks start in another directory */
-    if (!process_duck) {
-        perror(argv[1]);
-        return 2;
-    }
-    unsetenv("FP9_CPU");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps),        cmocka_unit_test(test_step_refusals),     cmocka_unit_test(test_killed_and_restarted),
         cmocka_unit_test(test_conversation), cmocka_unit_test(test_while_kernels_run), cmocka_unit_test(test_killed_kernel_process),

@@ -192,10 +192,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_without_one, setup, teardown),
         cmocka_unit_test_setup_teardown(test_not_sealed, setup, teardown),
     };
-    if (argc != 2)
-        return 2;
-    process_duck = realpath(argv[1], NULL);
-    if (!process_duck)
+    if (!process_arguments(argc, argv))
         return 2;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
