@@ -12,8 +12,9 @@ sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(ROOT, "
 # A shell starts what it puts in the background with Ctrl-C ignored, and so would be every program that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from support.daemon import Daemon  # noqa: E402
+from support.daemon import SLOW, Daemon  # noqa: E402
 from support.model import MODEL, Reference  # noqa: E402
+from support.rpc import Rpc  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +58,20 @@ def daemon(build, tmp_path_factory):
     one.start()
     yield one
     one.stop()
+
+
+@pytest.fixture(scope="module")
+def served(daemon):
+    """That daemon with the trained checkpoint as "m", whose blocks three ranks cut. Modules that need more have a `served` of their own."""
+    daemon.ok("load", MODEL, "--name", "m", "--tp", 3, "--multiple-of", 64)
+    return daemon
+
+
+@pytest.fixture
+def rpc(served):
+    """A connection to what the module calls served."""
+    with Rpc(served.socket, 30 * SLOW) as one:
+        yield one
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 import mmap
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess

@@ -1,14 +1,11 @@
 """CASES of caches and of loading that no other test has: swapped and doubled ducks, quick restarts, many models, slow links and disks."""
-import os
 import queue
-import signal
 import threading
 import time
 
 import pytest
 from support.daemon import SANITIZED, SLOW, Daemon
 from support.model import MODEL, make_checkpoint, output
-from support.rpc import Rpc
 from support.service import DuckService, Proxy
 from support.strace import CALLS, Seen, Strace, weights_of
 

@@ -1,4 +1,5 @@
 """Steps of local ducks through shared memory: used, nothing on the socket, the same bits, and ended when it is spoiled."""
+import contextlib
 import ctypes
 import mmap
 import os
@@ -25,6 +26,17 @@ SYS_FUTEX, FUTEX_WAKE = 202, 1
 
 def load(daemon, tp=2):
     daemon.ok("load", MODEL, "--name", "shakespeare", "--tp", tp, "--multiple-of", 32)
+
+
+@contextlib.contextmanager
+def stepping(make_daemon, reference, ducks, **more):
+    """A fleet and a session on it; step() sends the same token each time and returns its bits."""
+    daemon = make_daemon(ducks=ducks, **more)
+    load(daemon, ducks)
+    x, ids, weights = reference.inputs(LAYER, 1)
+    with Rpc(daemon.socket, 30 * SLOW) as rpc:
+        session = Session(rpc, "shakespeare", 1)
+        yield daemon, lambda: session.run("decode", LAYER, x, ids, weights)
 
 
 def counts(daemon):
@@ -68,17 +80,13 @@ def test_both_ways_give_equal_bits(make_daemon, reference):
 
 
 def test_no_socket_traffic_for_a_step(make_daemon, reference, tmp_path):
-    daemon = make_daemon(ducks=1, fleet="heartbeat_s = 600")
-    load(daemon, 1)
-    x, ids, weights = reference.inputs(LAYER, 1)
-    with Rpc(daemon.socket, 30 * SLOW) as rpc:
-        session = Session(rpc, "shakespeare", 1)
-        expected = session.run("decode", LAYER, x, ids, weights)
+    with stepping(make_daemon, reference, 1, fleet="heartbeat_s = 600") as (daemon, step):
+        expected = step()
         duck = daemon.duck_pids()[0]
         before = counts(daemon)
         with Strace(duck, tmp_path, "-e", "trace=read,readv,recvfrom,recvmsg,write,writev,sendto,sendmsg") as trace:
             for _ in range(50):
-                assert session.run("decode", LAYER, x, ids, weights) == expected
+                assert step() == expected
         through, beside = (after - b for after, b in zip(counts(daemon), before))
     assert through == 50 and beside == 0
     # A duck writes to the bell at most; nothing is read, and nothing goes over a socket.
@@ -102,6 +110,10 @@ def wake(memory, offset):
     del word
 
 
+def replaced(daemon, victim, count):
+    daemon.wait_for("the duck to be replaced", lambda: victim not in daemon.duck_pids() and len(daemon.duck_pids()) == count)
+
+
 def spoil_answers(memory):
     """As a duck that has gone mad would fill its ring: noise."""
     memory[WORDS + RING:WORDS + 2 * RING] = os.urandom(RING)
@@ -116,26 +128,22 @@ def spoil_headers(memory):
 @pytest.mark.parametrize("spoil", [spoil_answers, spoil_headers])
 def test_a_spoiled_channel_ends_the_link(make_daemon, reference, spoil):
     """The duck is named with what is wrong, started again with a new channel, and gives the same bits."""
-    daemon = make_daemon(ducks=2)
-    load(daemon)
-    x, ids, weights = reference.inputs(LAYER, 1)
-    with Rpc(daemon.socket, 30 * SLOW) as rpc:
-        session = Session(rpc, "shakespeare", 1)
-        expected = session.run("decode", LAYER, x, ids, weights)
+    with stepping(make_daemon, reference, 2) as (daemon, step):
+        expected = step()
         victim = daemon.duck_pids()[0]
         memory = channel_of(victim)
         stop_process(victim)  # it would put its position right
         spoil(memory)
         with pytest.raises(RpcError) as caught:
-            session.run("decode", LAYER, x, ids, weights)
+            step()
         assert caught.value.name in ("DUCK_LOST", "NOT_READY"), str(caught.value)
         memory.close()
-        daemon.wait_for("the duck to be replaced", lambda: victim not in daemon.duck_pids() and len(daemon.duck_pids()) == 2)
+        replaced(daemon, victim, 2)
         assert "channel: " in daemon.log()
         deadline = time.monotonic() + 20 * SLOW
         while True:
             try:
-                assert session.run("decode", LAYER, x, ids, weights) == expected
+                assert step() == expected
                 break
             except RpcError as error:
                 assert error.name in ("DUCK_LOST", "NOT_READY") and time.monotonic() < deadline, str(error)
@@ -145,18 +153,14 @@ def test_a_spoiled_channel_ends_the_link(make_daemon, reference, spoil):
 @pytest.mark.parametrize("mode", [0, 2, 77])
 def test_a_spoiled_mode_costs_a_second(make_daemon, reference, mode):
     """The duck's reader sleeps and its word does not say so any more: nobody wakes it, so it looks by itself."""
-    daemon = make_daemon(ducks=2)
-    load(daemon)
-    x, ids, weights = reference.inputs(LAYER, 1)
-    with Rpc(daemon.socket, 30 * SLOW) as rpc:
-        session = Session(rpc, "shakespeare", 1)
-        expected = session.run("decode", LAYER, x, ids, weights)
+    with stepping(make_daemon, reference, 2) as (daemon, step):
+        expected = step()
         memory = channel_of(daemon.duck_pids()[0])
         asleep = struct.pack("<I", 1)
         daemon.wait_for("the duck to sleep", lambda: memory[TO_DUCK_MODE:TO_DUCK_MODE + 4] == asleep)
         memory[TO_DUCK_MODE:TO_DUCK_MODE + 4] = struct.pack("<I", mode)
         for _ in range(3):
-            assert session.run("decode", LAYER, x, ids, weights) == expected
+            assert step() == expected
         memory.close()
     assert len(daemon.duck_pids()) == 2
 
@@ -165,19 +169,15 @@ def test_a_duck_refuses_a_spoiled_channel(make_daemon, reference):
     """What the head writes is checked likewise: the duck says why and is started again."""
     if platform.machine() != "x86_64":
         pytest.skip("the number of futex() is another here")
-    daemon = make_daemon(ducks=1)
-    load(daemon, 1)
-    x, ids, weights = reference.inputs(LAYER, 1)
-    with Rpc(daemon.socket, 30 * SLOW) as rpc:
-        session = Session(rpc, "shakespeare", 1)
-        session.run("decode", LAYER, x, ids, weights)
+    with stepping(make_daemon, reference, 1) as (daemon, step):
+        step()
         victim = daemon.duck_pids()[0]
         memory = channel_of(victim)
         memory[WORDS:WORDS + RING] = os.urandom(RING)
         memory[TO_DUCK_MODE:TO_DUCK_MODE + 4] = bytes(4)
         wake(memory, TO_DUCK_MODE)
         memory.close()
-        daemon.wait_for("the duck to be replaced", lambda: victim not in daemon.duck_pids() and len(daemon.duck_pids()) == 1)
+        replaced(daemon, victim, 1)
     assert "its writer says that it has written" in daemon.log()
 
 

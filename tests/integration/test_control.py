@@ -24,12 +24,6 @@ def served(daemon):
     return daemon
 
 
-@pytest.fixture
-def rpc(served):
-    with Rpc(served.socket, 30 * SLOW) as one:
-        yield one
-
-
 def refused(rpc, method, name, words=(), **params):
     with pytest.raises(RpcError) as caught:
         rpc.call(method, **params)

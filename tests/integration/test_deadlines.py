@@ -1,12 +1,10 @@
 """Deadlines: a step whose time is up fails by name, its late results go nowhere, session and duck stay as good as new."""
-import os
-import signal
 import time
 
 import pytest
 
 from support.daemon import SLOW
-from support.freeze import Frozen, busiest_thread, stop_process
+from support.freeze import Frozen, busiest_thread, stopped
 from support.model import MODEL
 from support.rpc import Rpc, RpcError, Session
 
@@ -45,13 +43,10 @@ def test_a_stopped_duck(served, reference):
         good, elsewhere = session.run("decode", LAYER, x, ids, weights), session.run("decode", 1, *other)
         assert good != elsewhere
         for kind in ("decode", "prefill", "decode"):
-            stop_process(victim)
-            try:
+            with stopped(victim):
                 expect_deadline(rpc, kind, dict(session.place(x, ids, weights), deadline_ms=DEADLINE), DEADLINE, served.duck_name(victim))
                 # The arena is the client's again; what it writes there now is not what the late step sees or writes.
                 assert served.ok("status")["state"] == "ready"
-            finally:
-                os.kill(victim, signal.SIGCONT)
             # At once: the duck still works at the step that was given up when this one comes.
             assert session.run("decode", 1, *other) == elsewhere
             assert session.run("decode", LAYER, x, ids, weights) == good
@@ -87,12 +82,9 @@ def test_one_for_all_in_the_configuration(make_daemon, reference):
     with Rpc(served.socket, 30 * SLOW) as rpc:
         session = Session(rpc, "shakespeare", 4)
         good = session.run("decode", LAYER, x, ids, weights)
-        stop_process(victim)
-        try:
+        with stopped(victim):
             expect_deadline(rpc, "decode", session.place(x, ids, weights), 1000 * SLOW, served.duck_name(victim))
             expect_deadline(rpc, "decode", dict(session.place(x, ids, weights), deadline_ms=DEADLINE), DEADLINE, served.duck_name(victim))
-        finally:
-            os.kill(victim, signal.SIGCONT)
         assert session.run("decode", LAYER, x, ids, weights) == good
 
 

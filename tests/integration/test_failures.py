@@ -4,9 +4,7 @@ import signal
 import threading
 import time
 
-import pytest
-
-from support.daemon import SANITIZED, SLOW, Ctl
+from support.daemon import SLOW, Ctl
 from support.freeze import stop_process
 from support.model import MODEL, make_checkpoint, output
 from support.rpc import Rpc, RpcError, Session
@@ -71,12 +69,6 @@ def test_duck_killed_during_decode(make_daemon, reference, tmp_path):
     assert daemon.process.poll() is None
 
 
-def stopped(task):
-    """A thread that spins goes on for a moment after the signal was sent."""
-    with open(f"{task}/stat", encoding="utf-8", errors="replace") as file:
-        return file.read().rpartition(") ")[2][0] == "T"
-
-
 def test_stopped_duck_in_mid_step(make_daemon, reference, tmp_path):
     """A duck that is stopped holds a step; killed then, that step fails with its name."""
     daemon = make_daemon(fleet="heartbeat_s = 60")
@@ -89,7 +81,6 @@ def test_stopped_duck_in_mid_step(make_daemon, reference, tmp_path):
             session = Session(rpc, "shakespeare", 4)
             session.run("decode", 2, x, ids, weights)
             stop_process(victim)
-            daemon.wait_for("the stop", lambda: all(stopped(f"/proc/{victim}/task/{task}") for task in os.listdir(f"/proc/{victim}/task")))
             number = rpc.send("decode", {"layer": 2, **session.place(x, ids, weights)})
             time.sleep(0.2)
             # fp9d is not held up by it.

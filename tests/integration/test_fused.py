@@ -3,7 +3,6 @@ run on from gate into up; what cannot be known is refused by name."""
 import glob
 import json
 import os
-import signal
 import time
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from support import safetensors
 from support.daemon import SLOW
 from support.families import Weights, config, is_moe, prefix
-from support.freeze import stop_process
+from support.freeze import stopped
 from support.model import output
 from test_shapes import checkpoint, compare, inputs
 
@@ -195,14 +194,10 @@ def test_a_cut_load_goes_on(build, make_daemon, tmp_path):
     fused = checkpoint(build, tmp_path, values, 11, "--fused", "--shard-bytes", "1M")
     plan = ("--name", "m", "--tp", 2, "--multiple-of", 64)
     whole = twin.ok("load", fused, *plan)
-    still = daemon.duck_pids()[1]
-    stop_process(still)
-    try:
+    with stopped(daemon.duck_pids()[1]):
         job = daemon.ok("load", fused, *plan, "--no-wait")["job"]
         daemon.wait_for("finished slots", lambda: sum(s["state"] == "finished" for s in daemon.ok("cache", "list")["slots"]) >= 1)
         daemon.ok("job", "cancel", job)
-    finally:
-        os.kill(still, signal.SIGCONT)
     daemon.ctl("job", "wait", job)
     again = daemon.ok("load", fused, *plan)
     assert again["cache"] == "partial" and again["model_key"] == whole["model_key"], again

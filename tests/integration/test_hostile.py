@@ -1,13 +1,11 @@
 """CASES group E: clients of the control socket that are wrong, hostile, slow or dead. After and during each, status answers, and fp9d's
 descriptors and memory return to where they were. The slowest status of each is printed; 100 ms is wanted, ten times that fails."""
 import array
-import ctypes
 import fcntl
 import json
 import math
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys

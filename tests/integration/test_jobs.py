@@ -1,5 +1,4 @@
 """Jobs: what is one, who has asked, how far it is, cancelling, and what is known of them after a restart."""
-import contextlib
 import json
 import os
 import re
@@ -11,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from support.daemon import SLOW, program
-from support.freeze import stop_process
 from support import safetensors
+from support.daemon import SLOW, program
+from support.freeze import stopped
 from support.model import HIDDEN, MODEL, make_checkpoint
 from support.rpc import Rpc, RpcError, Session
 
@@ -41,19 +40,6 @@ def start(daemon, *args):
 def running(daemon, kind):
     return daemon.wait_for(f"a {kind} that runs", lambda: next(
         (j for j in daemon.ok("job", "list")["jobs"] if j["kind"] == kind and j["state"] == "running"), None))
-
-
-@contextlib.contextmanager
-def stopped_ducks(daemon):
-    """Else a job might be done before it was looked at."""
-    pids = daemon.duck_pids()
-    for pid in pids:
-        stop_process(pid)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def begin_verify(rpc, daemon, full):
@@ -239,7 +225,7 @@ def test_cancel_a_load_and_a_verify(make_daemon, build, tmp_path):
     daemon.ok("load", big, "--name", "big", "--tp", 2)
     with Rpc(daemon.socket, 60 * SLOW) as one, Rpc(daemon.socket, 60 * SLOW) as other:
         for full in (False, True):
-            with stopped_ducks(daemon):
+            with stopped(*daemon.duck_pids()):  # else a job might be done before it was looked at
                 number, verify = begin_verify(one, daemon, full)
                 assert other.call("job.cancel", job=verify["id"])["state"] == "cancelled"
                 with pytest.raises(RpcError) as caught:
@@ -247,7 +233,7 @@ def test_cancel_a_load_and_a_verify(make_daemon, build, tmp_path):
                 assert caught.value.name == "CANCELLED", str(caught.value)
                 assert f"was cancelled by uid {os.getuid()}" in caught.value.message
         # One whose client goes ends, too; then the next one is served at once.
-        with stopped_ducks(daemon):
+        with stopped(*daemon.duck_pids()):
             begin_verify(one, daemon, False)
             one.close()
     daemon.wait_for("the verify to end", lambda: daemon.ok("status")["jobs"] == 0, 10)

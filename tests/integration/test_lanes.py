@@ -1,8 +1,5 @@
 """Several steps of a session in flight, through JSON and through the ring: the same bits, refusals by name, nobody's memory mixed up."""
-import contextlib
-import os
 import random
-import signal
 import threading
 import time
 
@@ -10,23 +7,11 @@ import numpy as np
 import pytest
 
 from support.daemon import SLOW
-from support.freeze import stop_process
-from support.model import EXPERTS, HIDDEN, MODEL
+from support.freeze import stopped
+from support.model import EXPERTS, HIDDEN
 from support.rpc import Rpc, RpcError, Session
 
 WAYS = pytest.mark.parametrize("way", [{}, {"ring": True}], ids=["json", "ring"])
-
-
-@pytest.fixture(scope="module")
-def served(daemon):
-    daemon.ok("load", MODEL, "--name", "m", "--tp", 3, "--multiple-of", 64)
-    return daemon
-
-
-@pytest.fixture
-def rpc(served):
-    with Rpc(served.socket, 30 * SLOW) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +27,6 @@ def alone(served, reference):
                 found[layer, i] = session.run("decode", layer, x[i:i + 1], *routing)
         session.close()
     return found
-
-
-@contextlib.contextmanager
-def stopped_duck(served):
-    """Steps in flight stay there meanwhile; shorter than the heartbeats notice."""
-    victim = served.duck_pids()[0]
-    stop_process(victim)
-    try:
-        yield
-    finally:
-        os.kill(victim, signal.SIGCONT)
 
 
 def one_token(reference, layer, i):
@@ -94,7 +68,7 @@ def test_default_and_limits(rpc):
 @WAYS
 def test_one_more_is_busy(served, rpc, reference, alone, way):
     session = Session(rpc, "m", 4, lanes=2, **way)
-    with stopped_duck(served):
+    with stopped(served.duck_pids()[0]):
         steps = [session.start("decode", 1, *one_token(reference, 1, i)) for i in range(2)]
         with pytest.raises(RpcError) as caught:
             session.start("decode", 1, tokens=1, top_k=2, places=session.lay(1, offset=0)).wait()
@@ -116,7 +90,7 @@ def test_tensors_of_steps_in_flight_do_not_overlap(served, rpc, reference, alone
                   "y": {"offset": step["y"], "dtype": "BF16"}}
         return session.ring.submit("decode", params) if session.ring else rpc.request("decode", **params)
 
-    with stopped_duck(served):
+    with stopped(served.duck_pids()[0]):
         held = session.start("decode", 1, *one_token(reference, 1, 0), places=good)
         for mine, theirs in (("y", "x"), ("y", "topk_ids"), ("y", "topk_weights"), ("y", "y"), ("x", "y"), ("topk_ids", "y"),
                              ("topk_weights", "y")):

@@ -1,12 +1,12 @@
 """Loads that wait for another hold no checkpoint: fp9d's memory is that of the one that runs and of one that is opened."""
 import json
 import os
-import signal
 import subprocess
 import time
 
 import pytest
 from support.daemon import SANITIZED, SLOW, program
+from support.freeze import stopped
 from support.model import MODEL, ROOT, make_checkpoint, output
 from support.rpc import Rpc, RpcError
 
@@ -25,19 +25,9 @@ def v32(build, tmp_path):
     return str(path)
 
 
-class Stopped:
-    """The one local duck takes nothing, so that a load that runs goes on running."""
-
-    def __init__(self, daemon):
-        (duck,) = daemon.ok("duck", "list")["ducks"]
-        self.pid = duck["pid"]
-
-    def __enter__(self):
-        os.kill(self.pid, signal.SIGSTOP)
-        return self
-
-    def __exit__(self, *_):
-        os.kill(self.pid, signal.SIGCONT)
+def busy(daemon):
+    """The one local duck takes nothing meanwhile, so that a load that runs goes on running."""
+    return stopped(*daemon.duck_pids())
 
 
 def standing(rpc, jobs):
@@ -55,7 +45,7 @@ def start(rpc, path, name, **options):
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer's own memory is not fp9d's")
 def test_many_loads_of_v32(make_daemon, v32):
     daemon = make_daemon(ducks=1, memory="900G", fleet="heartbeat_s = 60")
-    with Stopped(daemon), Rpc(daemon.socket) as rpc:
+    with busy(daemon), Rpc(daemon.socket) as rpc:
         jobs, most = [], []
         for unit, mtp in [(unit, mtp) for mtp in (False, True) for unit in (128, 64, 32, 16)]:
             jobs.append(start(rpc, v32, f"m{len(jobs)}", multiple_of=unit, mtp=mtp))
@@ -82,7 +72,7 @@ def test_what_waits_is_told_its_faults_at_once_and_then_runs(make_daemon, build,
     changes = tmp_path / "changes"
     subprocess.run(["cp", "-r", MODEL, str(changes)], check=True, timeout=60)
     with Rpc(daemon.socket) as rpc:
-        with Stopped(daemon):
+        with busy(daemon):
             first = start(rpc, big, "big")
             daemon.wait_for("the first", lambda: standing(rpc, [first]) == ["planned"])
             waiting = [start(rpc, MODEL, "m", multiple_of=64), start(rpc, changes, "changed", multiple_of=32),

@@ -9,20 +9,9 @@ import pytest
 
 from fp9 import ring
 from support.daemon import SLOW
-from support.model import HIDDEN, MODEL
+from support.freeze import stopped
+from support.model import HIDDEN
 from support.rpc import Rpc, RpcError, Session
-
-
-@pytest.fixture(scope="module")
-def served(daemon):
-    daemon.ok("load", MODEL, "--name", "m", "--tp", 3, "--multiple-of", 64)
-    return daemon
-
-
-@pytest.fixture
-def rpc(served):
-    with Rpc(served.socket, 30 * SLOW) as one:
-        yield one
 
 
 def one_token(reference):
@@ -136,12 +125,9 @@ def test_slot_in_flight_again(served, reference):
     with Rpc(served.socket, 30 * SLOW) as one:
         session = Session(one, "m", 1, ring=True)
         session.inputs = one_token(reference)
-        os.kill(victim, 19)
-        try:
+        with stopped(victim):
             in_flight(session)
             error = wait_end(session)
-        finally:
-            os.kill(victim, 18)
         assert "a slot is in the queue whose step is in flight (0)" in error["message"]
 
 

@@ -1,7 +1,6 @@
 """Numbers and shapes that others get wrong in public, one by one, through a real fp9d. docs/testing.md has the list."""
 import json
 import os
-import signal
 import tempfile
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from support import safetensors
 from support.families import Weights, config, matrices
-from support.freeze import stop_process
+from support.freeze import stopped
 from support.model import output
 from test_shapes import checkpoint, compare, inputs
 
@@ -94,8 +93,7 @@ def test_a40_changed_during_the_load(build, make_daemon, tmp_path, how):
         shard = json.load(file)["weight_map"][matrices("qwen3", 2, None)[2] + ".weight"]
     last = os.path.join(path, shard)
     (duck,) = daemon.duck_pids()
-    stop_process(duck)
-    try:
+    with stopped(duck):
         job = daemon.ok("load", path, "--name", "moving", "--tp", 1, "--no-wait")["job"]
         daemon.wait_for("the plan", lambda: daemon.ok("model", "show", "moving")["layers"] == 3)
         if how == "replaced":
@@ -108,8 +106,6 @@ def test_a40_changed_during_the_load(build, make_daemon, tmp_path, how):
             with open(last, "r+b") as file:
                 file.seek(-1, os.SEEK_END)
                 file.write(b"\x01")
-    finally:
-        os.kill(duck, signal.SIGCONT)
     daemon.refused("job", "wait", job, name="BAD_CHECKPOINT", words=[shard])
     assert daemon.ok("model", "show", "moving")["state"] == "failed"
     finished = {slot["layer"] for slot in daemon.ok("cache", "list")["slots"] if slot["state"] == "finished"}

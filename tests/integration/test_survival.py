@@ -14,7 +14,7 @@ import pytest
 
 from support import safetensors
 from support.daemon import SANITIZED, SLOW, Daemon
-from support.freeze import stop_process
+from support.freeze import stop_process, stopped
 from support.model import MODEL, make_checkpoint
 from support.rpc import Rpc, RpcError, Session
 from support.service import DuckService, Manager, Proxy, seed_of
@@ -462,16 +462,13 @@ def test_a_head_that_falls_silent_does_not_hold_the_duck(make_duck, build, tmp_p
         time.sleep(10)  # longer than the limit, and pings alone hold the link
         assert "nothing came" not in duck.log() and "lost" not in first.log()
     holder = [f"(pid {first.process.pid})", os.uname().nodename, "at 127.0.0.1:"]
-    stop_process(first.process.pid)
-    try:
+    with stopped(first.process.pid):
         begun = time.monotonic()
         second.spawn()
         second.wait_for("the control socket", second.answers)
         lost_reason(second, "duck", ["busy with fp9d", *holder])
         second.wait_up()
         assert 6 < time.monotonic() - begun < 15 * SLOW
-    finally:
-        os.kill(first.process.pid, signal.SIGCONT)
     given_up = [line for line in duck.log().splitlines() if "nothing came from fp9d" in line]
     assert len(given_up) == 1 and all(word in given_up[0] for word in [*holder, "for 8 s", "warning"]), duck.log()
     lost_reason(first, "duck", [f"(pid {second.process.pid})"])

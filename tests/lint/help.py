@@ -1,5 +1,4 @@
 """Every program says what it takes.  help.py ROOT BUILD"""
-import os
 import re
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """Stops a process, or one thread of it while the others go on (ptrace): a duck that answers pings and never a step."""
+import contextlib
 import ctypes
 import os
 import signal
@@ -31,6 +32,18 @@ def stop_process(pid, seconds=10):
             return
         assert time.monotonic() < deadline, f"threads of {pid} are {states}"
         time.sleep(0.0005)
+
+
+@contextlib.contextmanager
+def stopped(*pids):
+    """with stopped(pid): ... Steps in flight stay there meanwhile; keep it shorter than heartbeats would notice."""
+    try:
+        for pid in pids:
+            stop_process(pid)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 class Frozen:
