@@ -14,6 +14,7 @@
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "daemon/head/step.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/head/load_expect.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/base/size.h"

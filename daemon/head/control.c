@@ -236,11 +236,6 @@ void control_tick(struct control *control, uint64_t now)
             client_closed(control, client_id(control->clients[i]));
 }
 
-bool control_has_client(const struct control *control, uint64_t id)
-{
-    return find(control, id) != NULL;
-}
-
 bool control_client_is_admin(const struct control *control, uint64_t id)
 {
     const struct client *client = find(control, id);

@@ -20,7 +20,6 @@ void control_tick(struct control *control, uint64_t now);
 void control_stop(struct control *control);
 
 /* A client is named by a number that is never used again, so that an answer that comes too late cannot reach another. */
-bool control_has_client(const struct control *control, uint64_t client);
 bool control_client_is_admin(const struct control *control, uint64_t client);
 /* "uid 1000": who is at the other end; "nobody" when it is gone. */
 #define CONTROL_WHO_MAX 32

@@ -30,6 +30,7 @@
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "daemon/head/stage.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/base/quota.h"
@@ -201,7 +202,8 @@ static void tick(void *user)
     finish_stop(head, now);
 }
 
-void head_stop(struct head *head)
+/* Begins an orderly end: clients are told, loads are cancelled, the loop stops when all is quiet or after a few seconds. */
+static void begin_stop(struct head *head)
 {
     if (head->stopping)
         return;
@@ -218,7 +220,7 @@ void head_stop(struct head *head)
 
 static void on_stop_signal(void *user)
 {
-    head_stop(user);
+    begin_stop(user);
 }
 
 /* The usual request to read the configuration again, which must not cost a fleet its sessions. */

@@ -61,7 +61,4 @@ struct head {
 /* Carries out all actions that the core has ready. Call after every event. */
 void act_run(struct head *head);
 
-/* Begins an orderly end: clients are told, loads are cancelled, the loop stops when all is quiet or after a few seconds. */
-void head_stop(struct head *head);
-
 #endif

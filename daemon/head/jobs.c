@@ -6,6 +6,7 @@
 
 #include "daemon/head/db_jobs.h"
 #include "daemon/head/rpc.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 

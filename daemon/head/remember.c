@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "daemon/head/db.h"
-#include "daemon/head/rpc.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 

@@ -3,6 +3,7 @@
 #include "daemon/head/cache_check.h"
 #include "daemon/head/events.h"
 #include "daemon/head/session.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 
 #include <errno.h>

@@ -4,6 +4,7 @@
 
 #include "daemon/head/jobs.h"
 #include "daemon/head/rpc.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 
 json_t *rpc_error_flat(const struct err *err)

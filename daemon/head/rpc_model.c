@@ -4,6 +4,7 @@
 
 #include "daemon/head/load.h"
 #include "daemon/head/rpc.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/base/safetensors.h"
 

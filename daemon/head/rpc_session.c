@@ -7,6 +7,7 @@
 #include "daemon/head/rpc.h"
 #include "daemon/head/session.h"
 #include "daemon/head/timing_json.h"
+#include "daemon/head/waiters.h"
 #include "proto/base/clock.h"
 #include "proto/control/ring.h"
 

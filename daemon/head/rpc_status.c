@@ -22,7 +22,7 @@ static json_t *duck_json(uint32_t index, const struct core_duck *duck, const cha
     return json;
 }
 
-json_t *rpc_ducks_json(const struct head *head)
+static json_t *ducks_json(const struct head *head)
 {
     json_t *ducks = json_array();
     for (uint32_t i = 0; i < head->core->duck_count; i++) {
@@ -41,7 +41,7 @@ json_t *rpc_ducks_json(const struct head *head)
 int rpc_duck_list(const struct call *call, json_t **ret_result, struct err *err)
 {
     (void)err;
-    *ret_result = json_pack("{s:o}", "ducks", rpc_ducks_json(call->head));
+    *ret_result = json_pack("{s:o}", "ducks", ducks_json(call->head));
     return 0;
 }
 
@@ -58,7 +58,7 @@ int rpc_status(const struct call *call, json_t **ret_result, struct err *err)
         jobs += core->jobs[i].used && !core_job_over(&core->jobs[i]);
     *ret_result =
         json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:I, s:I, s:s, s:s}", "state", core_state_text(core), "version", FP9_VERSION, "uptime_s",
-                  rpc_real((double)(clock_now_ns() - call->head->started_ns) / 1e9), "ducks", rpc_ducks_json(call->head), "models",
+                  rpc_real((double)(clock_now_ns() - call->head->started_ns) / 1e9), "ducks", ducks_json(call->head), "models",
                   rpc_models_json(call->head), "sessions", sessions, "jobs", jobs, "clients",
                   (json_int_t)control_client_count(call->head->control), "isa", kernels_tier_name(), "kernels", kernels_variant_name());
     json_object_set_new(*ret_result, "one_shot_sessions", json_integer(one_shot));

@@ -1,4 +1,5 @@
-/* Who waits for a job or a drop, and who watches its progress. */
+#include "daemon/head/waiters.h"
+
 #include <stdlib.h>
 #include <string.h>
 
