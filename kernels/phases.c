@@ -379,15 +379,3 @@ enum phases_mode phases_mode(bool dense, uint32_t tokens, uint32_t members)
         return dense ? PHASES_DENSE_PREFILL : PHASES_MOE_PREFILL;
     return dense ? PHASES_DENSE : members > 1 ? PHASES_MOE_SMP : PHASES_MOE;
 }
-
-const char *phases_mode_name(enum phases_mode mode)
-{
-    switch (mode) {
-    case PHASES_DENSE: return "dense forward";
-    case PHASES_MOE: return "MoE forward single core";
-    case PHASES_MOE_SMP: return "MoE forward SMP";
-    case PHASES_DENSE_PREFILL: return "dense prefill";
-    case PHASES_MOE_PREFILL: return "MoE prefill";
-    }
-    return "?";
-}

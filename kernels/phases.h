@@ -111,6 +111,5 @@ enum phases_mode {
 
 /* Up to KERNELS_TOKENS_SHARED tokens are a decode. */
 enum phases_mode phases_mode(bool dense, uint32_t tokens, uint32_t members);
-const char *phases_mode_name(enum phases_mode mode); /* "MoE forward SMP", ... */
 
 #endif

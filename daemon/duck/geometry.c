@@ -76,8 +76,3 @@ const struct layout_matrix *geometry_matrix(const struct layout_mlp *layout, enu
 {
     return matrix == KERNELS_DOWN ? &layout->down : &layout->gate_up;
 }
-
-uint64_t geometry_params(const struct layout_mlp *layout)
-{
-    return UINT64_C(3) * layout->hidden * layout->neurons;
-}

@@ -29,7 +29,4 @@ struct kernels_layer geometry_layer(const struct geometry *geometry, const uint8
 uint32_t geometry_rows(const struct layout_mlp *layout, enum kernels_matrix matrix);
 const struct layout_matrix *geometry_matrix(const struct layout_mlp *layout, enum kernels_matrix matrix);
 
-/* Real weights of one routed expert (or the dense MLP) and of the shared one; padding is not counted. */
-uint64_t geometry_params(const struct layout_mlp *layout);
-
 #endif

@@ -1,4 +1,4 @@
-/* What the files of a link share: its state, and how it answers. For link.c and link_step.c alone. */
+/* What the files of a link share: its state, and how it answers. For link*.c alone. */
 #ifndef FP9_DUCK_LINK_STATE_H
 #define FP9_DUCK_LINK_STATE_H
 

@@ -1,4 +1,5 @@
-/* The table of model families: everything that differs between them as data. Private to the model layer. */
+/* The table of model families: everything that differs between them as data. Private to the model layer and to those who write
+ * checkpoints. */
 #ifndef FP9_MODEL_ARCH_FAMILY_H
 #define FP9_MODEL_ARCH_FAMILY_H
 

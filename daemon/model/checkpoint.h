@@ -103,8 +103,8 @@ void checkpoint_identity(const struct checkpoint *checkpoint, uint8_t ret_digest
 
 /* ---- digests: what the weights are ----
  *
- * Every weight tensor has a digest (SHA-256 of its codes), unknown until somebody has read all of it: a load that streams it, or
- * checkpoint_digest_layers. Records carry them from one opening to the next: one a shard, trusted while the shard is the same file
+ * Every weight tensor has a digest (SHA-256 of its codes), unknown until somebody has read all of it: a load that streams it, or one
+ * that reads it for that alone. Records carry them from one opening to the next: one a shard, trusted while the shard is the same file
  * (device, inode, size, mtime, ctime, header), else kept only to tell what has changed.
  *
  * Threads: a matrix's digest is set by one thread at a time; others may ask for it meanwhile. */

@@ -1,5 +1,5 @@
 /* Little-endian cursors over memory. A reader never reads past its end: the first failure is sticky,
- * every later read gives zero, and the caller asks bytes_reader_ok() once. A writer likewise.
+ * every later read gives zero, and the caller looks once, at `failed` or by bytes_reader_done(). A writer likewise.
  *
  * Inline, for frames of steps are read and written with them. */
 #ifndef FP9_BASE_BYTES_H
