@@ -7,15 +7,14 @@
 #include "daemon/head/core_parts.h"
 #include "proto/base/size.h"
 
-/* What `invalidate-cache --model` could free on a duck, in words: by name, or by the key of slots that no loaded model uses. */
-static void list_droppable(const struct core *core, const struct core_model *model, const struct core_duck *duck, char *text, size_t size)
+void core_list_droppable(const struct core *core, const uint8_t own[DIGEST_SIZE], const struct core_duck *duck, char *text, size_t size)
 {
     size_t at = 0;
     text[0] = '\0';
     for (size_t i = 0; i < duck->slot_count; i++) {
         const uint8_t *key = duck->slots[i].model_key;
         uint64_t bytes = 0;
-        bool first = memcmp(key, model->key, DIGEST_SIZE) != 0;
+        bool first = memcmp(key, own, DIGEST_SIZE) != 0;
         for (size_t j = 0; j < duck->slot_count && first; j++) {
             if (memcmp(duck->slots[j].model_key, key, DIGEST_SIZE) != 0)
                 continue;
@@ -63,7 +62,7 @@ static int check_room(const struct core *core, const struct core_model *model, c
     if (need <= has)
         return 0;
     char droppable[256];
-    list_droppable(core, model, duck, droppable, sizeof droppable);
+    core_list_droppable(core, model->key, duck, droppable, sizeof droppable);
     err_set(err, -ENOSPC, ERR_NO_MEMORY,
             "duck %s: rank %u needs %llu bytes, its weight buffer has %llu free of %llu, other slots hold %llu: %s", duck->name, rank,
             (unsigned long long)need, (unsigned long long)has, (unsigned long long)duck->hello.capacity_bytes, (unsigned long long)used,
@@ -128,7 +127,7 @@ static int check_pieces(const struct core *core, const struct core_model *model,
         char droppable[256], before[80] = "";
         if (leaves < largest)
             snprintf(before, sizeof before, ", %llu once the layers before it are placed", (unsigned long long)leaves);
-        list_droppable(core, model, duck, droppable, sizeof droppable);
+        core_list_droppable(core, model->key, duck, droppable, sizeof droppable);
         err_set(err, -ENOSPC, ERR_NO_MEMORY,
                 "duck %s: layer %u of rank %u needs %llu bytes in one piece; its weight buffer has %llu free, but in %zu piece%s of at "
                 "most %llu%s: %s",

@@ -89,6 +89,8 @@ enum {
     CORE_PLAN_DIGEST = 2, /* when the layers of job->digest are digested */
     CORE_PLAN_WHOLE = 3,  /* with the checkpoint opened whole */
 };
+/* What `invalidate-cache --model` could free on a duck, in words: by name, or by the key of slots that no loaded model uses. Not `own`. */
+void core_list_droppable(const struct core *core, const uint8_t own[DIGEST_SIZE], const struct core_duck *duck, char *text, size_t size);
 int core_load_plan(struct core *core, struct core_job *job, struct arch *arch, const struct checkpoint *checkpoint, struct err *err);
 /* The job ends, and the model is what that makes of it. */
 /* A load that did not come to its end: its model wants again what it wanted before. */

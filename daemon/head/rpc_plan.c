@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/head/core_plan_room.h"
 #include "daemon/head/rpc.h"
 
 struct planning {
@@ -13,6 +14,7 @@ struct planning {
     char path[CORE_PATH_MAX];
     struct plan_request request;
     bool mtp;
+    bool of_fleet;            /* about the ducks that are there, and so about what they hold */
     uint32_t ducks;           /* planned for: those asked for, else the fleet's; 0: none */
     uint32_t fleet;           /* ducks that can take a rank today */
     struct plan_request load; /* what a load of the same would ask for; ducks 0: the plan is not about the fleet's memory, or has been
@@ -130,9 +132,14 @@ static void planning_done(void *user)
 {
     struct planning *planning = user;
     struct control *control = planning->head->control;
-    if (planning->plan)
-        control_reply(control, planning->client, planning->id,
-                      plan_json(planning->arch, planning->plan, planning->ducks, planning->fleet, &planning->misfit), -1);
+    uint64_t held = 0;
+    if (planning->plan && planning->of_fleet)
+        core_plan_room(planning->head->core, planning->arch, planning->plan, &held, planning->misfit.code ? NULL : &planning->misfit);
+    json_t *json = planning->plan ? plan_json(planning->arch, planning->plan, planning->ducks, planning->fleet, &planning->misfit) : NULL;
+    if (json && planning->of_fleet)
+        json_object_set_new(json, "held_bytes", json_integer((json_int_t)held));
+    if (json)
+        control_reply(control, planning->client, planning->id, json, -1);
     else
         control_reply_error(control, planning->client, planning->id, &planning->err);
     arch_free(planning->arch);
@@ -198,6 +205,7 @@ int rpc_plan(const struct call *call, json_t **ret_result, struct err *err)
                                   .request = request,
                                   .load = load,
                                   .mtp = rpc_param_bool(call->params, "mtp", false),
+                                  .of_fleet = fleet && !json_object_get(call->params, "ducks") && !json_object_get(call->params, "memory"),
                                   .ducks = ducks,
                                   .fleet = fleet};
     memcpy(planning->path, path, strlen(path) + 1);

@@ -180,7 +180,7 @@ const struct schema_method schema_methods[] = {
     {"plan", false, PARAMS(plan_params),
      "family, tp, multiple_of, strategy, legal, ranks, bytes_total, padding, bytes_per_param, send_bytes, rebuild_read_bytes, "
      "rebuild_send_bytes, rebuild_seconds, link_bytes_per_token, head_link_bytes_per_token, predicted_tokens_per_second, bottleneck, "
-     "predicted_us, prediction_assumes, explanation, loadable, note",
+     "predicted_us, prediction_assumes, explanation, loadable, note, held_bytes",
      "how a checkpoint would be spread; nothing is loaded"},
     {"prefill", false, PARAMS(step_params), STEP_RESULT ", tiles, avg_tile_batch", "many tokens through one layer"},
     {"prepare", true, PARAMS(prepare_params), "job", "prepare the slots that are missing"},

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from support.model import MODEL, ROOT
+from support.model import MODEL, ROOT, make_checkpoint
 
 CONFIGS = os.path.join(ROOT, "tests", "data", "configs")
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -104,6 +104,35 @@ def test_plan_beyond_the_fleets_memory(make_daemon, config):
     big = daemon.ok("plan", folder, "--tp", 4, "--memory", "32G")
     assert big["loadable"] is True, "as if the ducks were such"
     daemon.refused("plan", folder, "--tp", 4, "--memory", "64M", name="NO_MEMORY", words=["64.0 MiB"])
+
+
+def test_plan_beside_other_models(make_daemon, build, tmp_path):
+    """What others hold is said, and what does not fit beside it is not called loadable: as a load refuses it, until it is dropped."""
+    daemon = make_daemon(ducks=2, memory="24M")
+    shape = dict(num_hidden_layers=2, hidden_size=512, moe_intermediate_size=256, num_experts=32, mlp_only_layers=[])
+    first, second = (make_checkpoint(build, tmp_path / name, seed=seed, **{**shape, **more})
+                     for name, seed, more in (("a", 1, {}), ("b", 2, {"num_experts_per_tok": 3, "num_hidden_layers": 1})))
+    empty = daemon.ok("plan", first, "--tp", 2)
+    assert empty["loadable"] is True and empty["held_bytes"] == 0
+    daemon.ok("load", first, "--name", "a", "--tp", 2, "--multiple-of", 64)
+    held = sum(slot["bytes"] for slot in daemon.ok("cache", "list")["slots"])
+    again = daemon.ok("plan", first, "--tp", 2, "--multiple-of", 64)
+    assert again["loadable"] is True and again["held_bytes"] == 0, "its own slots are none of others"
+    other = ("--tp", 2, "--multiple-of", 128)
+    plan = daemon.ok("plan", second, *other)
+    assert plan["held_bytes"] == held and plan["loadable"] is True and "note" not in plan, plan
+    daemon.ok("load", second, "--name", "b", *other)
+    third = make_checkpoint(build, tmp_path / "c", seed=3, **{**shape, "num_experts": 40})
+    plan = daemon.ok("plan", third, *other)
+    assert plan["loadable"] is False and plan["held_bytes"] == sum(slot["bytes"] for slot in daemon.ok("cache", "list")["slots"])
+    for word in ("a rank needs", "other slots hold", "invalidate-cache --model could drop", "a (", "b ("):
+        assert word in plan["note"], plan["note"]
+    daemon.refused("load", third, "--name", "c", *other, name="NO_MEMORY", words=["other slots hold"])
+    assert "held_bytes" not in daemon.ok("plan", third, *other, "--memory", "32G")
+    daemon.ok("invalidate-cache", "--model", "a")
+    daemon.ok("invalidate-cache", "--model", "b")
+    assert daemon.ok("plan", third, *other)["loadable"] is True
+    daemon.ok("load", third, "--name", "c", *other)
 
 
 def test_a_file_in_place_of_a_directory(daemon, config):
