@@ -99,26 +99,26 @@ def slope(build, folder, checkpoint):
 
 
 def whole_layer(build, folder, checkpoint, rounds):
-    """Gparam/s of a client's whole steps, of the ducks in them, and of fp9-bench alone on the same CPU, with weights in a memfd as a duck
-    has them. What huge pages would make of it is told beside."""
-    ratios, inner, huge = [], [], []
+    """Gparam/s of a client's whole steps, of the ducks in them, and of fp9-bench alone on the same CPU, with weights in huge pages of a
+    memfd, as a duck has them. What small ones give is told beside."""
+    ratios, inner, small = [], [], []
     with Fleet(build, folder, memory="600M") as daemon:
         daemon.ok("load", checkpoint, "--name", "m", "--tp", 1)
         params = 8 * 3 * 768 * 2048
         for _ in range(rounds):
-            alone, pages = (
+            alone, alone_small = (
                 max(case["gparam_s"] for case in tool(build, program(build, "fp9-bench"), "moe", "--json", "--threads", 1, "--case",
                                                       "qwen3-30b", "--rounds", 3, "--pool", "340M",  # as many bytes as the layer has
                                                       "--memory", memory, cpu=1) if case["chosen"])
-                for memory in ("memfd", "anon-huge"))
+                for memory in ("memfd-huge", "memfd"))
             told = bench(daemon, "m", "--tokens", 200)
             ratios.append(params / told["job_time_us"]["p50"] / 1e3 / alone)
             inner.append(params / told["judge_wait_us"]["p50"] / 1e3 / alone)
-            huge.append(params / told["job_time_us"]["p50"] / 1e3 / pages)
+            small.append(alone_small / alone)
             print(f"Qwen3-30B layer, one core: fp9-bench {alone:.2f} Gparam/s, judge_wait {told['judge_wait_us']['p50']:.0f} us, job_time "
                   f"{told['job_time_us']['p50']:.0f} us, duck_max {told['duck_max_us']['p50']:.0f} us", flush=True)
     print(f"Gparam/s through fp9d over fp9-bench alone: {statistics.median(ratios):.3f} by job_time, {statistics.median(inner):.3f} by "
-          f"judge_wait; over the same in anonymous huge pages: {statistics.median(huge):.3f}", flush=True)
+          f"judge_wait; fp9-bench in small pages over huge ones: {statistics.median(small):.3f}", flush=True)
 
 
 def crowded(build, folder, rounds):
