@@ -58,7 +58,7 @@ void fill_pool_give(struct fill_pool *pool, struct fill_work *work)
     pool->idle_bytes += work->room;
 }
 
-struct draft *fill_pool_draft(struct fill_pool *pool, const struct wbuf *wbuf, uint32_t slot)
+struct draft *fill_pool_draft(struct fill_pool *pool, struct wbuf *wbuf, uint32_t slot)
 {
     return draft_new(wbuf, slot, STEAL(pool->draft_memory), pool->draft_room);
 }

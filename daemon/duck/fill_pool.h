@@ -20,7 +20,7 @@ struct fill_work *fill_pool_take(struct fill_pool *pool, size_t room);
 void fill_pool_give(struct fill_pool *pool, struct fill_work *work);
 
 /* As draft_new and draft_unref; NULL is fine for the second. */
-struct draft *fill_pool_draft(struct fill_pool *pool, const struct wbuf *wbuf, uint32_t slot);
+struct draft *fill_pool_draft(struct fill_pool *pool, struct wbuf *wbuf, uint32_t slot);
 void fill_pool_undraft(struct fill_pool *pool, struct draft *draft);
 
 #endif
