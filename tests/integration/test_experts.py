@@ -1,5 +1,6 @@
 """Strategies that divide the experts by id (CASES B09): every expert has one owner, steps go to owners alone, the bits are a plan's own."""
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from support import safetensors
 from support.daemon import SANITIZED, Daemon
 from support.families import Weights, config
 from support.model import EXPERTS, LAYERS, MODEL, MOE_LAYERS, output
+from support.service import DuckService
 from test_shapes import checkpoint, compare, held, inputs
 
 BF16_BOUND, F32_BOUND = 2.0 ** -8, 2.0 ** -20
@@ -213,6 +215,121 @@ def test_a_tokens_bits_do_not_depend_on_company(empty, tmp_path, build, strategy
         assert whole == run(0, tokens, "prefill"), "the same twice"
         for token in range(tokens):
             assert run(token, 1, "decode") == whole[token * row:(token + 1) * row], f"token {token}, partials {partials}, y {dtype}"
+
+
+# ---- ducks over TCP, and weights from a client's memory
+
+DIVIDED = pytest.mark.parametrize("strategy", ["ep", "tp2xep2"])
+
+
+@pytest.fixture
+def services(build, tmp_path):
+    made = []
+
+    def make(count):
+        for i in range(len(made), count):
+            made.append(DuckService(build, tmp_path, f"far{i}"))
+            made[i].start()
+        return [(one.name, one.address) for one in made]
+
+    make.made = made
+    yield make
+    for one in made:
+        one.end()
+
+
+def all_bits(daemon, reference, folder):
+    return [bits(daemon, layer, reference.path, folder, kind, prefix=reference.prefix(layer))[1]
+            for layer in range(LAYERS) for kind in KINDS]
+
+
+@pytest.fixture(scope="module")
+def expected(build, tmp_path_factory, reference):
+    """By strategy: model key, checksums and outputs of four local ducks that have loaded it."""
+    folder, found = tmp_path_factory.mktemp("expected"), {}
+    one = Daemon(build, folder, ducks=4).start()
+    for strategy in ("ep", "tp2xep2"):
+        done = load(one, MODEL, strategy, tp=4, multiple_of=32)
+        found[strategy] = done["model_key"], sums(one, done["model_key"]), all_bits(one, reference, folder)
+        one.ok("unload", "m", "--drop-cache")
+    one.stop()
+    return found
+
+
+def sums(daemon, key):
+    return {(slot["layer"], slot["rank"]): slot["checksum"] for slot in daemon.ok("cache", "list")["slots"] if slot["model_key"] == key}
+
+
+@DIVIDED
+@pytest.mark.parametrize("far", [2, 4])
+def test_ducks_over_tcp(make_daemon, services, expected, reference, tmp_path, strategy, far):
+    """The same slots and bits as with local ducks; steps to owners alone; a duck that comes back has its experts, one that comes back
+    empty gets them again."""
+    daemon = make_daemon(ducks=4 - far, remote=services(far), memory="64M")
+    done = load(daemon, MODEL, strategy, tp=4, multiple_of=32)
+    key, slots, outputs = expected[strategy]
+    assert (done["model_key"], done["cache"]) == (key, "miss") and sums(daemon, key) == slots
+    assert all_bits(daemon, reference, tmp_path) == outputs
+    assert daemon.ok("cache", "verify", "m", "--full")["bad"] == []
+    found = owners(daemon)
+    (owner, *_) = next(ducks for ducks in found.values() if ducks[0].startswith("far"))
+    expert = next(expert for expert, ducks in found.items() if owner in ducks)
+    safetensors.write(str(tmp_path / "one"), {
+        "input": safetensors.Tensor("BF16", safetensors.f32_to_bf16(np.ones((1, 256), np.float32))),
+        "topk_ids": safetensors.Tensor("I32", np.array([[expert, -1]], np.int32)),
+        "topk_weights": safetensors.Tensor("F32", np.ones((1, 2), np.float32))})
+    before = asked(daemon)
+    bits(daemon, 2, str(tmp_path / "one"), tmp_path, "decode")
+    assert {name for name, count in asked(daemon).items() if count > before[name]} == set(found[expert])
+    service = next(one for one in services.made if one.name == owner)
+    for empty in (False, True):
+        service.kill()
+        daemon.wait_for("the loss to be seen", lambda: daemon.ok("model", "show", "m")["state"] != "ready")
+        if empty:
+            service.manager.forget()
+        service.start()
+        daemon.wait_for("the model", lambda: daemon.ok("model", "show", "m")["state"] == "ready")
+        assert owners(daemon) == found and sums(daemon, key) == slots
+        last = daemon.ok("job", "list")["jobs"][-1]
+        assert (last["kind"] == "recover") == empty, last
+        assert all_bits(daemon, reference, tmp_path) == outputs
+
+
+@DIVIDED
+@pytest.mark.parametrize("far", [0, 4])
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_from_memory(make_daemon, services, expected, reference, tmp_path, strategy, far, whole):
+    """Whole or a layer at a time: the slots, bits and key of a load, and a load finds them."""
+    daemon = make_daemon(ducks=4 - far, remote=services(far), memory="64M")
+    layers = {}
+    for name in sorted(os.listdir(MODEL)):
+        if name.startswith("model") and name.endswith(".safetensors"):
+            for tensor, value in safetensors.read(os.path.join(MODEL, name)).items():
+                if ".mlp." in tensor:
+                    layers.setdefault(int(tensor.split(".")[2]), {})[tensor] = value
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(os.path.join(MODEL, "config.json"), bare)
+    source = str(tmp_path / "weights.safetensors")
+    parts = [{name: value for layer in layers.values() for name, value in layer.items()}] if whole else list(layers.values())
+    for i, part in enumerate(parts):
+        safetensors.write(source, part)
+        first = ["--path", bare, "--strategy", strategy, "--tp", 4, "--multiple-of", 32] if i == 0 else []
+        assert daemon.ok("prepare", "m", "--from", source, *first)["cache"] == "miss"
+    shown = daemon.ok("model", "show", "m")
+    key, slots, outputs = expected[strategy]
+    assert (shown["state"], shown["strategy"], shown["model_key"]) == ("ready", strategy, key), shown
+    assert sums(daemon, key) == slots and all_bits(daemon, reference, tmp_path) == outputs
+    done = load(daemon, MODEL, strategy, name="disk", tp=4, multiple_of=32)
+    assert (done["cache"], done["bytes_sent"], done["model_key"]) == ("hit", 0, key), done
+    other = "ep" if strategy != "ep" else "tp2xep2"
+    daemon.refused("prepare", "m", "--from", source, "--strategy", other, name="BAD_REQUEST", words=[f"strategy {strategy}"])
+    if not far:
+        return  # the buffers of local ducks end with this fp9d
+    daemon.stop()
+    daemon.start()
+    daemon.wait_for("the models", lambda: all(m["state"] == "ready" for m in daemon.ok("model", "list")["models"]))
+    assert all_bits(daemon, reference, tmp_path) == outputs
 
 
 # ---- other checkpoints: shared experts, gated ones, uneven numbers
