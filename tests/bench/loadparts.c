@@ -69,7 +69,9 @@ static int take_experts(struct parts *parts, struct err *err)
         part->matrix = checkpoint_find(parts->checkpoint, (uint32_t)(i / 3 / arch->experts), (int)(i / 3 % arch->experts), part->which);
         part->bytes = (uint64_t)part->matrix->rows * part->matrix->columns;
         part->codes = at;
-        int r = checkpoint_read(parts->checkpoint, part->matrix, 0, part->matrix->rows, at, err);
+        int r = i % (3 * (size_t)arch->experts) ? 0 : checkpoint_scales_hold(parts->checkpoint, (uint32_t)(i / 3 / arch->experts), err);
+        if (r == 0)
+            r = checkpoint_read(parts->checkpoint, part->matrix, 0, part->matrix->rows, at, err);
         if (r < 0)
             return r;
         at += part->bytes;
