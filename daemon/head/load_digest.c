@@ -64,11 +64,7 @@ static int digest_layer(struct work *work, uint32_t layer, struct err *err)
 int load_digest_run(const struct load_digest *what, struct checkpoint *checkpoint, struct err *err)
 {
     const struct arch *arch = what->arch;
-    uint32_t widest = arch->hidden;
-    const uint32_t widths[] = {arch->dense_intermediate, arch->moe_intermediate, arch->shared_intermediate};
-    for (size_t i = 0; i < ARRAY_LENGTH(widths); i++)
-        if (widths[i] > widest)
-            widest = widths[i];
+    uint32_t widest = arch_widest(arch);
     size_t bytes = widest > DIGEST_CHUNK_BYTES ? widest : DIGEST_CHUNK_BYTES;
     _cleanup_(digest_freep) struct digest *digest = digest_new();
     _cleanup_(freep) uint8_t *chunk = malloc(bytes);

@@ -52,11 +52,7 @@ static int begin(struct work *work, uint32_t layer, struct err *err)
     const struct load_expect *what = work->what;
     uint32_t tp = what->plan->tp;
     const struct arch *arch = what->arch;
-    size_t widest = arch->hidden;
-    const uint32_t widths[] = {arch->dense_intermediate, arch->moe_intermediate, arch->shared_intermediate};
-    for (size_t i = 0; i < ARRAY_LENGTH(widths); i++)
-        widest = widths[i] > widest ? widths[i] : widest;
-    size_t chunk = EXPECT_CHUNK_BYTES + widest * LAYOUT_TILE_ROWS;
+    size_t chunk = EXPECT_CHUNK_BYTES + (size_t)arch_widest(arch) * LAYOUT_TILE_ROWS;
     work->ranks = calloc(tp, sizeof *work->ranks);
     work->rows = malloc(chunk);
     work->cut = malloc(chunk);

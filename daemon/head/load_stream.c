@@ -335,14 +335,7 @@ static struct load_target target_of(const struct load_stream *stream, size_t mis
 
 static int stream_all(struct load_stream *stream, struct checkpoint *checkpoint, struct err *err)
 {
-    uint32_t widest = stream->arch.hidden;
-    if (stream->arch.dense_intermediate > widest)
-        widest = stream->arch.dense_intermediate;
-    if (stream->arch.moe_intermediate > widest)
-        widest = stream->arch.moe_intermediate;
-    if (stream->arch.shared_intermediate > widest)
-        widest = stream->arch.shared_intermediate;
-    size_t piece_bytes = STREAM_PIECE_BYTES + (size_t)widest * LAYOUT_TILE_ROWS;
+    size_t piece_bytes = STREAM_PIECE_BYTES + (size_t)arch_widest(&stream->arch) * LAYOUT_TILE_ROWS;
     /* Most scales: a piece of narrow rows, one float per tile and segment. */
     stream->cutter.scales = calloc(piece_bytes / LAYOUT_TILE_ROWS + 1, sizeof *stream->cutter.scales);
     _cleanup_(freep) struct load_target *targets = calloc(stream->plan.tp, sizeof *targets);

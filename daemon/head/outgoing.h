@@ -15,7 +15,7 @@ struct outgoing {
     /* Of PREPARE_STAGED: `sent` comes when the duck has said the ticket, or its process has ended. It goes to one peer only. */
     bool staged;
     uint64_t ticket;
-    struct outgoing *next; /* the peer's */
+    struct outgoing *next; /* the outbox's */
 };
 
 struct outgoing *outgoing_new(void); /* one reference; aborts when out of memory */

@@ -329,3 +329,12 @@ uint32_t arch_intermediate(const struct arch *arch, int expert)
         return arch->dense_intermediate;
     return expert == ARCH_EXPERT_SHARED ? arch->shared_intermediate : arch->moe_intermediate;
 }
+
+uint32_t arch_widest(const struct arch *arch)
+{
+    uint32_t widest = arch->hidden;
+    const uint32_t widths[] = {arch->dense_intermediate, arch->moe_intermediate, arch->shared_intermediate};
+    for (size_t i = 0; i < ARRAY_LENGTH(widths); i++)
+        widest = widths[i] > widest ? widths[i] : widest;
+    return widest;
+}

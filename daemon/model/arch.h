@@ -61,5 +61,7 @@ void arch_layer_prefix(const struct arch *arch, uint32_t layer, char ret_prefix[
 void arch_matrix_name(const struct arch *arch, uint32_t layer, int expert, enum kernels_matrix matrix, char ret_name[ARCH_NAME_MAX]);
 /* Intermediate width of a layer's dense MLP, routed or shared expert. */
 uint32_t arch_intermediate(const struct arch *arch, int expert);
+/* No row of any matrix has more columns. */
+uint32_t arch_widest(const struct arch *arch);
 
 #endif
