@@ -102,14 +102,15 @@ int listen_accept(struct listen *listen, int *ret_fd, char ret_peer[LISTEN_PEER_
     return 0;
 }
 
-static void say_busy(int fd, const char *duck, const char *holder)
+void listen_send_away(struct listen *listen, int fd, const struct err *why)
 {
-    struct err busy = {0};
-    err_set(&busy, -EBUSY, ERR_BUSY, "duck %s is busy with %s", duck, holder);
     _cleanup_(buf_release) struct buf buf = {0};
-    if (msg_fail_encode(&buf, 0, &busy) == 0)
+    if (msg_fail_encode(&buf, 0, why) == 0)
         (void)send(fd, buf.data, buf.length, MSG_NOSIGNAL); /* into an empty socket: all of it or nobody is there */
     (void)shutdown(fd, SHUT_WR);
+    closep(&listen->leaving[listen->next]);
+    listen->leaving[listen->next] = fd;
+    listen->next = (listen->next + 1) % LEAVING_MAX;
 }
 
 void listen_refuse(struct listen *listen, const char *duck, const char *holder)
@@ -118,9 +119,8 @@ void listen_refuse(struct listen *listen, const char *duck, const char *holder)
     char peer[LISTEN_PEER_MAX];
     while (listen_accept(listen, &fd, peer, NULL) == 0) {
         log_debug("duck", "%s was refused: busy with %s", peer, holder);
-        say_busy(fd, duck, holder);
-        closep(&listen->leaving[listen->next]);
-        listen->leaving[listen->next] = fd;
-        listen->next = (listen->next + 1) % LEAVING_MAX;
+        struct err busy = {0};
+        err_set(&busy, -EBUSY, ERR_BUSY, "duck %s is busy with %s", duck, holder);
+        listen_send_away(listen, fd, &busy);
     }
 }

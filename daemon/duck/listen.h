@@ -18,6 +18,9 @@ int listen_fd(const struct listen *listen); /* to poll for reading */
 /* The next one who knocks: *ret_fd (the caller's) and "ADDRESS:PORT". -EAGAIN: nobody, and err is as it was. */
 int listen_accept(struct listen *listen, int *ret_fd, char ret_peer[LISTEN_PEER_MAX], struct err *err);
 
+/* Its answer is FAIL with `why`, and the link's end. Takes fd. */
+void listen_send_away(struct listen *listen, int fd, const struct err *why);
+
 /* Everybody who knocks now is told that the duck is busy, and with whom (link_peer). */
 void listen_refuse(struct listen *listen, const char *duck, const char *holder);
 

@@ -7,12 +7,12 @@
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
 
-#include "daemon/duck/listen.h"
+#include "daemon/duck/door.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
 #include "proto/wire/transport_tcp.h"
 
-#define HELLO_MS 3000 /* for a peer to say who it is; the door is shut to others meanwhile */
+#define HELLO_MS 3000 /* for a peer to say who it is */
 #define PAUSE_MS 1000 /* after accept failed for want of descriptors or memory */
 #define COMPLAIN_EVERY (60 * CLOCK_NS_PER_S)
 
@@ -21,13 +21,19 @@ struct serve {
     serve_link_fn link;
     void *user;
     struct listen *listen; /* owned */
-    int signal_fd;         /* owned; watched between links, the loop has its own */
+    struct door door;
+    struct door_visitor next; /* whose link is next; fd -1: nobody's */
+    int signal_fd;            /* owned; watched between links, the loop has its own */
     uint64_t complained_ns;
     uint32_t unsaid; /* complaints since */
 };
 
 static void serve_release(struct serve *serve)
 {
+    struct door_visitor visitor;
+    while (door_first(&serve->door, 0, true, &visitor))
+        close(visitor.fd);
+    closep(&serve->next.fd);
     listen_close(serve->listen);
     closep(&serve->signal_fd);
 }
@@ -85,21 +91,67 @@ static int serve_link(struct serve *serve, int fd, const char *who)
     return r == LOOP_STOPPED;
 }
 
-static bool stop_asked(struct serve *serve, int timeout_ms)
+/* Until a signal (true), a knock, somebody at the door who speaks or has had his time, or the end of a pause (0: none). */
+static bool stop_asked(struct serve *serve, int pause_ms)
 {
-    struct pollfd wait[] = {{.fd = serve->signal_fd, .events = POLLIN},
-                            {.fd = timeout_ms < 0 ? listen_fd(serve->listen) : -1, .events = POLLIN}};
+    struct pollfd wait[2 + DOOR_MAX] = {{.fd = serve->signal_fd, .events = POLLIN},
+                                        {.fd = pause_ms ? -1 : listen_fd(serve->listen), .events = POLLIN}};
     struct signalfd_siginfo info;
-    if (poll(wait, ARRAY_LENGTH(wait), timeout_ms) < 0 || !(wait[0].revents & POLLIN) ||
-        read(serve->signal_fd, &info, sizeof info) != (ssize_t)sizeof info)
+    door_polls(&serve->door, wait + 2);
+    int count = poll(wait, pause_ms ? 1 : 2 + serve->door.count, pause_ms ? pause_ms : door_timeout_ms(&serve->door, clock_now_ns()));
+    if (count < 0 || !(wait[0].revents & POLLIN) || read(serve->signal_fd, &info, sizeof info) != (ssize_t)sizeof info)
         return false;
     log_info("duck", "signal %u: stopping", info.ssi_signo);
     return true;
 }
 
+static void no_hello(struct serve *serve, const struct door_visitor *visitor)
+{
+    struct err why = {0};
+    err_set(&why, -ETIMEDOUT, ERR_BAD_REQUEST, "no HELLO within %d ms", HELLO_MS);
+    listen_send_away(serve->listen, visitor->fd, &why);
+    complain(serve, visitor->who, why.message);
+}
+
+/* Everybody who knocks comes to the door. Negative: nobody can, for now. */
+static int let_in(struct serve *serve, struct err *err)
+{
+    struct door_visitor visitor, oldest;
+    int r;
+    while ((r = listen_accept(serve->listen, &visitor.fd, visitor.who, err)) == 0) {
+        visitor.by_ns = clock_now_ns() + HELLO_MS * CLOCK_NS_PER_MS;
+        if (door_add(&serve->door, &visitor))
+            continue;
+        /* One of those who speak now goes in before the oldest, who may be just as new, is sent away. */
+        if (door_spoken(&serve->door, &oldest)) {
+            serve->next = oldest;
+            return 0;
+        }
+        if (door_first(&serve->door, 0, true, &oldest))
+            no_hello(serve, &oldest);
+    }
+    return r == -EAGAIN ? 0 : r;
+}
+
+/* The next who has something to say. The others are told that the duck is busy from now on. */
+static bool next_link(struct serve *serve)
+{
+    struct door_visitor other;
+    while (door_first(&serve->door, clock_now_ns(), false, &other))
+        no_hello(serve, &other);
+    if (serve->next.fd < 0 && !door_spoken(&serve->door, &serve->next))
+        return false;
+    while (door_first(&serve->door, 0, true, &other)) {
+        struct err busy = {0};
+        err_set(&busy, -EBUSY, ERR_BUSY, "duck %s is busy with %s", serve->name, serve->next.who);
+        listen_send_away(serve->listen, other.fd, &busy);
+    }
+    return true;
+}
+
 int serve_tcp(const struct options *options, serve_link_fn link, void *user, struct err *err)
 {
-    _cleanup_(serve_release) struct serve serve = {.name = options->name, .link = link, .user = user, .signal_fd = -1};
+    _cleanup_(serve_release) struct serve serve = {.name = options->name, .link = link, .user = user, .signal_fd = -1, .next = {.fd = -1}};
     int r = listen_open(options->listen, &serve.listen, err);
     if (r < 0)
         return r;
@@ -110,17 +162,15 @@ int serve_tcp(const struct options *options, serve_link_fn link, void *user, str
         return err_errno(err, "signalfd");
     sd_notifyf(0, "READY=1\nSTATUS=Listening on %s", options->listen);
     for (bool stop = false; !stop;) {
-        int fd;
-        char who[LISTEN_PEER_MAX];
         struct err why = {0};
-        r = listen_accept(serve.listen, &fd, who, &why);
-        if (r == 0) {
-            stop = serve_link(&serve, fd, who);
-        } else if (r == -EAGAIN) {
-            stop = stop_asked(&serve, -1);
-        } else {
+        r = let_in(&serve, &why);
+        if (r < 0) {
             complain(&serve, "anybody", why.message);
             stop = stop_asked(&serve, PAUSE_MS);
+        } else if (next_link(&serve)) {
+            stop = serve_link(&serve, STEAL_FD(serve.next.fd), serve.next.who);
+        } else {
+            stop = stop_asked(&serve, 0);
         }
     }
     sd_notify(0, "STOPPING=1");

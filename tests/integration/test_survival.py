@@ -449,6 +449,71 @@ def test_a_silent_visitor_does_not_hold_the_duck(make_duck, build, tmp_path):
     assert duck.log().count("warning") <= 1, duck.log()
 
 
+def test_a_hundred_silent_visitors_do_not_hold_the_duck(make_duck, build, tmp_path):
+    """Who says nothing, three bytes or half a HELLO, and comes back whenever he is sent away, keeps no fp9d waiting."""
+    import socket
+    import struct
+    import threading
+    duck = make_duck()
+    half = struct.pack("<IHHIIQ", 0x6B397066, 1, 0, 100, 0, 1)
+    enough, told = threading.Event(), set()
+
+    def visit(said):
+        while not enough.is_set():
+            try:
+                with socket.create_connection(("127.0.0.1", duck.port), 5) as visitor:
+                    visitor.sendall(said)
+                    visitor.settimeout(0.2)
+                    answer = b""
+                    while not answer and not enough.is_set():
+                        try:
+                            answer = visitor.recv(1000) or b"closed"
+                        except TimeoutError:
+                            pass
+                    told.add("late" if b"no HELLO" in answer else "busy" if b"busy" in answer else answer)
+            except OSError:
+                pass
+            time.sleep(0.02)
+    visitors = [threading.Thread(target=visit, args=((b"", half[:3], half, half + b"x" * 50)[i % 4],)) for i in range(100)]
+    fds = len(os.listdir(f"/proc/{duck.process.pid}/fd"))
+    try:
+        for visitor in visitors:
+            visitor.start()
+        time.sleep(3.5)  # as long as one of them may wait
+        assert len(os.listdir(f"/proc/{duck.process.pid}/fd")) < fds + 90
+        begun = time.monotonic()
+        daemon = Daemon(build, tmp_path, ducks=0, remote=[("duck", duck.address)])
+        daemon.spawn()
+        daemon.wait_up()
+        took = time.monotonic() - begun
+        assert daemon.ok("load", MODEL, "--name", "m", "--tp", 1)["cache"] == "miss"
+    finally:
+        enough.set()
+        for visitor in visitors:
+            visitor.join()
+    daemon.stop()
+    assert took < 2.5 * SLOW, f"it was kept waiting {took:.1f} s"
+    assert told <= {"late", "busy", b"closed", b""} and "late" in told and "busy" in told, told
+    assert duck.log().count("warning") <= 2, duck.log()
+
+
+def test_a_silent_visitor_costs_no_time(make_duck):
+    """Three bytes are there to be read for three seconds; nobody looks at them again and again."""
+    import socket
+    duck = make_duck()
+
+    def ticks():
+        with open(f"/proc/{duck.process.pid}/stat", encoding="ascii") as file:
+            return sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
+    with socket.create_connection(("127.0.0.1", duck.port), 5) as visitor:
+        before = ticks()
+        visitor.sendall(b"fp9")
+        visitor.settimeout(10)
+        begun = time.monotonic()
+        assert b"no HELLO within" in visitor.recv(1000)
+        assert 2 < time.monotonic() - begun < 5 * SLOW and ticks() - before < 50
+
+
 def test_a_head_that_falls_silent_does_not_hold_the_duck(make_duck, build, tmp_path, model):
     """fp9d is stopped with its link open: the duck gives it up after 8 of its heartbeats, and the next one finds the slots. The first one,
     awake again, reads who has the duck now."""
