@@ -59,6 +59,7 @@ static void duck_up(void *user, uint32_t duck, const struct msg_hello_duck *hell
     else if (known->mirror_gone || known->mirror_new)
         log_warning("cache", "%s: its header holds %u slot%s not known here before, and lacks %u that %s; corrected", known->name,
                     known->mirror_new, size_plural(known->mirror_new), known->mirror_gone, known->mirror_gone == 1 ? "was" : "were");
+    revoked_up(head, duck);
     act_run(head);
     events_look(head);
 }

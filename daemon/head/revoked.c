@@ -1,5 +1,6 @@
 #include "daemon/head/revoked.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -13,8 +14,11 @@
 
 struct revoked {
     struct msg_revoked list[MSG_REVOKED_MAX];
+    uint64_t noted[MSG_REVOKED_MAX]; /* when, as `changes` counts */
     size_t count;
     uint64_t last; /* greatest stamp given or heard of */
+    uint64_t changes;
+    uint64_t told[CORE_DUCKS_MAX]; /* of `changes`, when the duck was greeted */
 };
 
 struct revoked *revoked_new(void)
@@ -55,6 +59,8 @@ static bool note(struct revoked *revoked, const struct msg_revoked *entry)
             strcmp(at->boot_id, entry->boot_id) == 0) {
             bool later = entry->stamp > at->stamp;
             at->stamp = later ? entry->stamp : at->stamp;
+            if (later)
+                revoked->noted[i] = ++revoked->changes;
             return later;
         }
         least = !least || at->stamp < least->stamp ? at : least;
@@ -64,6 +70,7 @@ static bool note(struct revoked *revoked, const struct msg_revoked *entry)
     else if (least->stamp >= entry->stamp)
         return false;
     *least = *entry;
+    revoked->noted[least - revoked->list] = ++revoked->changes;
     return true;
 }
 
@@ -105,6 +112,7 @@ void revoked_drop(struct head *head, const struct core_drop *drop)
 
 void revoked_greet(struct head *head, uint32_t duck, const struct msg_hello_duck *hello)
 {
+    head->revoked->told[duck] = head->revoked->changes;
     if (!(hello->features & WIRE_FEATURE_BUFFER))
         return;
     for (size_t i = 0; i < head->revoked->count; i++)
@@ -119,6 +127,26 @@ static bool concerns(const struct core_duck *duck, const struct msg_revoked *ent
         if (entry->all || memcmp(duck->slots[i].model_key, entry->model_key, DIGEST_SIZE) == 0)
             return true;
     return false;
+}
+
+static void read_again(struct head *head, uint32_t duck, const char *who)
+{
+    log_info("cache", "%s: %s remembers an invalidation of slots that it has: its header is read again", head->core->ducks[duck].name, who);
+    core_duck_broken(head->core, clock_now_ns(), duck, "its slots were invalidated, as another duck remembers");
+}
+
+void revoked_up(struct head *head, uint32_t duck)
+{
+    const struct revoked *revoked = head->revoked;
+    bool again = false;
+    for (size_t i = 0; knows(head, duck) && i < revoked->count; i++) {
+        if (revoked->noted[i] <= revoked->told[duck])
+            continue;
+        send_entry(head, duck, &revoked->list[i]);
+        again |= concerns(&head->core->ducks[duck], &revoked->list[i]);
+    }
+    if (again)
+        read_again(head, duck, "another duck");
 }
 
 int revoked_learn(struct head *head, uint32_t from, const struct frame *frame, struct err *err)
@@ -146,9 +174,9 @@ int revoked_learn(struct head *head, uint32_t from, const struct frame *frame, s
     for (uint32_t duck = 0; duck < core->duck_count; duck++) {
         if (!again[duck])
             continue;
-        log_info("cache", "%s: duck %s remembers an invalidation of slots that it has: its header is read again", core->ducks[duck].name,
-                 core->ducks[from].name);
-        core_duck_broken(core, clock_now_ns(), duck, "its slots were invalidated, as another duck remembers");
+        char who[CORE_NAME_MAX + 8];
+        snprintf(who, sizeof who, "duck %s", core->ducks[from].name);
+        read_again(head, duck, who);
     }
     return 0;
 }

@@ -130,6 +130,28 @@ def test_one_ducks_revocation_is_its_own(fleet):
     assert load(daemon, MODEL)["cache"] == "partial"
 
 
+def test_a_witness_while_a_duck_lists_its_slots(fleet):
+    """What it remembers comes after the other was told all that was known, and before the other is up."""
+    daemon, (one, other) = fleet(2)
+    key = load(daemon, MODEL)["model_key"]
+    away(daemon, one)
+    assert daemon.ok("invalidate-cache", "--duck", one.name)["pending"] == [one.name]
+    daemon.kill()
+    forget_everything(daemon)
+    other.proxy.to = 1
+    one.proxy.gate.clear()
+    daemon.spawn()
+    daemon.wait_for("the control socket", daemon.answers)
+    one.proxy.to = one.port
+    daemon.wait_for("its list to be on the way", one.proxy.waits.is_set, 30)
+    back(daemon, other)
+    assert states(daemon)[one.name] != "up"
+    one.proxy.gate.set()
+    daemon.wait_for("its slots to be dropped", lambda: held(daemon, key, one.name) == [] and set(states(daemon).values()) == {"up"}, 30)
+    assert "remembers an invalidation of slots that it has" in daemon.log()
+    assert len(held(daemon, key, other.name)) == 4
+
+
 def test_room_in_pieces_is_known_before_a_byte_moves(build, fleet, tmp_path):
     """Small models side by side, every other one dropped: what is free in sum does not hold one large slot, and that is said before a byte
     moves; what fits in the pieces is loaded."""

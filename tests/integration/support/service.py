@@ -208,7 +208,7 @@ class DuckService:
 
 
 class Proxy:
-    """A TCP port that leads to a duck's, and can be cut."""
+    """A TCP port that leads to a duck's, and can be cut. While `gate` is cleared a duck is heard once on each connection and not again."""
 
     def __init__(self, port):
         self.to = port
@@ -217,6 +217,9 @@ class Proxy:
         self.address = f"127.0.0.1:{self.port}"
         self.lock = threading.Lock()
         self.pairs = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waits = threading.Event()
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -236,17 +239,21 @@ class Proxy:
             with self.lock:
                 self.pairs.append((one, two))
             for source, target in ((one, two), (two, one)):
-                threading.Thread(target=self.move, args=(source, target), daemon=True).start()
+                threading.Thread(target=self.move, args=(source, target, source is two), daemon=True).start()
 
-    @staticmethod
-    def move(source, target):
+    def move(self, source, target, from_duck):
         buffer = bytearray(1 << 18)
+        heard = False
         try:
             while True:
                 count = source.recv_into(buffer)
                 if not count:
                     break
+                if from_duck and heard and not self.gate.is_set():
+                    self.waits.set()
+                    self.gate.wait()
                 target.sendall(memoryview(buffer)[:count])
+                heard = True
         except OSError:
             pass
         for end in (source, target):
@@ -271,6 +278,7 @@ class Proxy:
 
     def close(self):
         self.listener.close()
+        self.gate.set()
         self.cut(False)
 
 
