@@ -110,8 +110,8 @@ const char *core_state_text(const struct core *core)
         if (!model->used)
             continue;
         switch (model->state) {
-        case CORE_MODEL_DEGRADED:
-        case CORE_MODEL_FAILED: degraded = true; break;
+        case CORE_MODEL_DEGRADED: degraded = true; break;
+        case CORE_MODEL_FAILED: degraded |= model->registered; break; /* else it was never ready: nobody misses it */
         case CORE_MODEL_RECOVERING: recovering = true; break;
         case CORE_MODEL_LOADING: recovering |= model->registered; break; /* was ready before, perhaps before a restart */
         case CORE_MODEL_READY:

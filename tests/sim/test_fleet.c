@@ -425,9 +425,40 @@ static void test_cancel(void **state)
     sim_run(&sim, 0);
     assert_int_equal(core_job_find(sim.core, job)->state, CORE_JOB_CANCELLED);
     assert_true(core_job_cancel(sim.core, sim.now, job, NULL, NULL) < 0);
+    /* It was never ready, so the fleet lacks nothing. */
+    assert_int_equal(model(&sim)->state, CORE_MODEL_FAILED);
+    assert_string_equal(core_state_text(sim.core), "ready");
     sim.hold_streams = false;
     assert_int_equal(sim_load(&sim, "tiny", 3, 64)->state, CORE_JOB_DONE);
     sim_stop(&sim);
+}
+
+/* The first load of a model that fails is that load's affair; that of a registered one, which people count on, is the fleet's. */
+static void test_failed_load_of_a_new_and_of_a_registered_model(void **state)
+{
+    (void)state;
+    for (int registered = 0; registered < 2; registered++) {
+        struct sim sim;
+        sim_start(&sim, 3, CAPACITY);
+        sim.hold_streams = true;
+        struct core_load_request request = {.path = FP9_TEST_DATA "/shakespeare-moe-fp8", .name = "tiny", .tp = 3, .multiple_of = 64};
+        if (registered)
+            assert_int_equal(core_restore(sim.core, sim.now, &request, NULL), 0);
+        else
+            sim_load_begin(&sim, "tiny", 3, 64);
+        sim_run(&sim, 20 * SIM_LATENCY);
+        uint64_t id = model(&sim)->job;
+        assert_int_equal(model(&sim)->state, CORE_MODEL_LOADING);
+        assert_string_equal(core_state_text(sim.core), registered ? "recovering" : "ready");
+        struct err err = {0};
+        err_set(&err, -EINVAL, ERR_BAD_CHECKPOINT, "a NaN code");
+        core_stream_ended(sim.core, sim.now, id, NULL, &err);
+        sim_run(&sim, 0);
+        assert_int_equal(core_job_find(sim.core, id)->state, CORE_JOB_FAILED);
+        assert_int_equal(model(&sim)->state, CORE_MODEL_FAILED);
+        assert_string_equal(core_state_text(sim.core), registered ? "degraded" : "ready");
+        sim_stop(&sim);
+    }
 }
 
 /* A long prefill goes out in chunks and comes back whole. */
@@ -475,6 +506,7 @@ int main(void)
         cmocka_unit_test(test_load_waits_for_a_duck_that_blinked),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_failed_load_of_a_new_and_of_a_registered_model),
         cmocka_unit_test(test_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
