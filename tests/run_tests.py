@@ -184,6 +184,9 @@ def pytest_step(step, directory, tally, logs):
 
 
 def main():
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return 0
     steps = sys.argv[1:] or STEPS
     unknown = [step for step in steps if step not in STEPS]
     if unknown:
