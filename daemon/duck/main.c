@@ -188,7 +188,9 @@ int main(int argc, char **argv)
         return refuse(&err);
     if (options.check_config) {
         struct cores cores;
-        r = cores_apply(options.cores, options.members, &cores, &err);
+        r = options.link_fd < 0 ? serve_check(&options, &err) : 0;
+        if (r == 0)
+            r = cores_apply(options.cores, options.members, &cores, &err);
         if (r < 0)
             return refuse(&err);
         printf("fp9-duck: the configuration is good\n");

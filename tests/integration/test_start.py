@@ -136,13 +136,22 @@ def test_check_config_starts_nothing(make_daemon):
     assert not os.path.exists(daemon.socket)
 
 
-def test_check_config_of_a_duck(make_daemon):
+def test_check_config_of_a_duck(make_daemon, tmp_path):
     """What the start would refuse is refused before."""
     duck = program(make_daemon(start=False).build, "fp9-duck")
+
+    def check(text, *more):
+        (tmp_path / "duck.conf").write_text(f"[duck]\n{text}\n")
+        done = subprocess.run([duck, "--check-config", "--config", str(tmp_path / "duck.conf"), *more], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=20 * SLOW)
+        return done.returncode, done.stdout + done.stderr
+
     for memory, status in (("1", 1), ("1M", 1), ("2M", 0)):
-        done = subprocess.run([duck, "--check-config", "--memory", memory], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=20 * SLOW)
-        assert done.returncode == status and ("at least 1052672 are needed" in done.stderr) == (status == 1), done
+        done = check("plaintext = yes", "--memory", memory)
+        assert done[0] == status and ("at least 1052672 are needed" in done[1]) == (status == 1), done
+    for text, words in (("", "plaintext = yes"), ("plaintext = yes\nkey_file = /key", "no TLS")):
+        status, said = check(text)
+        assert status == 1 and words in said and "is good" not in said, said
     said = subprocess.run([duck, "-h"], stdout=subprocess.PIPE, text=True, timeout=20 * SLOW, check=True).stdout
     assert said.startswith("Usage: fp9-duck")
 
