@@ -149,7 +149,10 @@ def test_check_config_of_a_duck(make_daemon, tmp_path):
     for memory, status in (("1", 1), ("1M", 1), ("2M", 0)):
         done = check("plaintext = yes", "--memory", memory)
         assert done[0] == status and ("at least 1052672 are needed" in done[1]) == (status == 1), done
-    for text, words in (("", "plaintext = yes"), ("plaintext = yes\nkey_file = /key", "no TLS")):
+    key = tmp_path / "key"
+    key.write_text("")
+    key.chmod(0o600)
+    for text, words in (("", "plaintext = yes"), (f"plaintext = yes\nkey_file = {key}", "no TLS")):
         status, said = check(text)
         assert status == 1 and words in said and "is good" not in said, said
     said = subprocess.run([duck, "-h"], stdout=subprocess.PIPE, text=True, timeout=20 * SLOW, check=True).stdout
