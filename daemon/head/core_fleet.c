@@ -186,3 +186,33 @@ void core_err_duck_lost(const struct core *core, uint32_t index, const char *pha
     if (layer != CORE_NONE)
         err_value_int(err, "layer", layer);
 }
+
+#define NAMED_MAX 4 /* ducks, with their reasons: what a sentence holds */
+
+int core_err_no_duck(const struct core *core, struct err *err)
+{
+    char text[ERR_MESSAGE_MAX - 256] = "";
+    size_t at = 0;
+    uint32_t down = 0, named = 0;
+    for (uint32_t i = 0; i < core->duck_count; i++) {
+        const struct core_duck *duck = &core->ducks[i];
+        if (duck->spare || duck->state == CORE_DUCK_UP)
+            continue;
+        if (down++ >= NAMED_MAX || at >= sizeof text)
+            continue;
+        named++;
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s is %s: %.160s", at ? "; " : "", duck->name,
+                               core_duck_state_text(duck->state), duck->lost_reason[0] ? duck->lost_reason : "not up yet");
+    }
+    if (!core->duck_count)
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY,
+                "no duck is configured (local_ducks in fp9d.conf or --local-ducks says how many to run here, [duck \"NAME\"] where others are)");
+    else if (!down)
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck but spares: spare = yes on all %u", core->duck_count);
+    else if (down > named)
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up: %s; and %u more", text, down - named);
+    else
+        err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up: %s", text);
+    err_value_int(err, "ducks", core->duck_count);
+    return -EHOSTDOWN;
+}

@@ -237,7 +237,7 @@ static int make_plan(const struct core *core, const struct core_model *model, co
             request.memory_bytes = duck->hello.capacity_bytes;
     }
     if (!request.ducks)
-        return err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck is up (local_ducks in fp9d.conf or --local-ducks says how many to run)");
+        return core_err_no_duck(core, err);
     uint32_t all = 0;
     for (uint32_t i = 0; i < core->duck_count; i++)
         all += !core->ducks[i].spare;

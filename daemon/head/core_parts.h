@@ -119,5 +119,7 @@ void core_drop_left(struct core *core, struct core_model *model, const uint8_t k
 void core_drop_duck_up(struct core *core, uint32_t duck);
 void core_drop_duck_lost(struct core *core, uint32_t duck);
 void core_err_duck_lost(const struct core *core, uint32_t duck, const char *phase, uint32_t layer, struct err *err);
+/* NOT_READY: no duck that is not a spare is up. Names the first few that should be, with what is wrong with each. */
+int core_err_no_duck(const struct core *core, struct err *err);
 
 #endif

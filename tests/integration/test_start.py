@@ -9,6 +9,7 @@ import pytest
 
 from support.daemon import SLOW, program
 from support.model import MODEL
+from support.service import free_port
 
 SECONDS = 15
 
@@ -120,6 +121,21 @@ def test_a_program_that_was_moved_away(make_daemon, tmp_path):
     assert model["state"] == "degraded" and model["error"]["message"] == f"duck local0 is lost: {words}", model
     (tmp_path / "moved").rename(duck)  # it comes back by itself
     daemon.wait_for("the model", lambda: daemon.ok("model", "list")["models"][0]["state"] == "ready", 40)
+
+
+def test_load_with_no_duck_in_reach(make_daemon):
+    """The refusal says of each duck what the list of ducks says, and advises to configure some only when there are none."""
+    daemon = make_daemon(start=False, ducks=0, remote=[(name, f"127.0.0.1:{free_port()}") for name in ("near", "far")])
+    daemon.spawn()
+    daemon.wait_up(0)
+    daemon.wait_for("both to be lost", lambda: all(duck["state"] == "lost" for duck in daemon.ok("duck", "list")["ducks"]))
+    error = daemon.refused("load", MODEL, "--name", "m", name="NOT_READY", words=["no duck is up: near is "])
+    for duck in daemon.ok("duck", "list")["ducks"]:
+        assert duck["reason"] in error["message"] and f"{duck['name']} is " in error["message"], (duck, error)
+    assert "local_ducks" not in error["message"], error
+    daemon.stop()
+    daemon = make_daemon(start=False, ducks=0).start()
+    daemon.refused("load", MODEL, "--name", "m", name="NOT_READY", words=["no duck is configured", "local_ducks"])
 
 
 def test_missing_configuration(make_daemon):

@@ -398,6 +398,43 @@ static void test_load_waits_for_a_duck_that_blinked(void **state)
     sim_stop(&sim);
 }
 
+/* Whoever has configured ducks is told what is wrong with them, and not how to configure some. */
+static void test_load_without_a_duck(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t ducks;
+        bool spare;
+        const char *message;
+    } cases[] = {
+        {0, false,
+         "no duck is configured (local_ducks in fp9d.conf or --local-ducks says how many to run here, [duck \"NAME\"] where others are)"},
+        {2, false,
+         "no duck is up: local0 is lost: 10.0.0.1:7909: Connection refused; local1 is lost: 10.0.0.2:7909: Connection refused"},
+        {6, false,
+         "no duck is up: local0 is lost: 10.0.0.1:7909: Connection refused; local1 is lost: 10.0.0.2:7909: Connection refused; "
+         "local2 is lost: 10.0.0.3:7909: Connection refused; local3 is lost: 10.0.0.4:7909: Connection refused; and 2 more"},
+        {2, true, "no duck but spares: spare = yes on all 2"},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        struct sim sim;
+        sim_start(&sim, cases[c].ducks, CAPACITY);
+        for (uint32_t i = 0; i < cases[c].ducks; i++) {
+            char reason[64];
+            snprintf(reason, sizeof reason, "10.0.0.%u:7909: Connection refused", i + 1);
+            sim.ducks[i].refuses_start = true;
+            core_duck_lost(sim.core, sim.now, i, reason);
+            sim.core->ducks[i].backoff_ns = CLOCK_NS_PER_S * 3600; /* long gone, so that nothing waits for them */
+            sim.core->ducks[i].spare = cases[c].spare;
+        }
+        uint64_t id = sim_load_begin(&sim, "tiny", 1, 64);
+        assert_int_equal(core_job_find(sim.core, id)->state, CORE_JOB_FAILED);
+        assert_int_equal(core_job_find(sim.core, id)->err.name, ERR_NOT_READY);
+        assert_string_equal(core_job_find(sim.core, id)->err.message, cases[c].message);
+        sim_stop(&sim);
+    }
+}
+
 static void test_names(void **state)
 {
     (void)state;
@@ -504,6 +541,7 @@ int main(void)
         cmocka_unit_test(test_restored_model_waits_for_a_late_duck),
         cmocka_unit_test(test_restored_model_waits_for_its_slots),
         cmocka_unit_test(test_load_waits_for_a_duck_that_blinked),
+        cmocka_unit_test(test_load_without_a_duck),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_failed_load_of_a_new_and_of_a_registered_model),
