@@ -206,7 +206,8 @@ int core_err_no_duck(const struct core *core, struct err *err)
     }
     if (!core->duck_count)
         err_set(err, -EHOSTDOWN, ERR_NOT_READY,
-                "no duck is configured (local_ducks in fp9d.conf or --local-ducks says how many to run here, [duck \"NAME\"] where others are)");
+                "no duck is configured (local_ducks in fp9d.conf or --local-ducks says how many to run here, [duck \"NAME\"] where "
+                "others are)");
     else if (!down)
         err_set(err, -EHOSTDOWN, ERR_NOT_READY, "no duck but spares: spare = yes on all %u", core->duck_count);
     else if (down > named)
