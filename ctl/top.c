@@ -99,16 +99,16 @@ static json_t *duck_rows(const struct sample *before, const struct sample *now)
     json_array_foreach(json_object_get(now->metrics, "ducks"), i, duck)
     {
         const json_t *old = same_entry(json_object_get(before->metrics, "ducks"), "name", json_object_get(duck, "name"));
-        const json_t *decode = json_object_get(duck, "decode"), *kind = decode ? decode : json_object_get(duck, "prefill");
-        char time[TABLE_TEXT_MAX];
-        show_timing_pair(json_object_get(kind, "duck_time_us"), time);
+        const json_t *decode = json_object_get(duck, "decode"), *kind = decode ? decode : json_object_get(duck, "prefill"),
+                     *time = json_object_get(kind, "duck_time_us");
         json_t *row = json_pack("{s:O,s:O,s:O}", "name", json_object_get(duck, "name"), "state", json_object_get(duck, "state"),
                                 "reconnects", json_object_get(duck, "reconnects"));
         double steps = over_kinds(duck, "duck_time_us", "count") - over_kinds(old, "duck_time_us", "count"),
                us = over_kinds(duck, "duck_time_us", "sum") - over_kinds(old, "duck_time_us", "sum");
         json_object_set_new(row, "steps_per_second", stats_json(steps / seconds));
         json_object_set_new(row, "busy", stats_json(us / 1e6 / seconds));
-        json_object_set_new(row, "time", json_string(time));
+        json_object_set_new(row, "duck_time_us",
+                            json_pack("{s:O?,s:O?}", "p50", json_object_get(time, "p50"), "p99", json_object_get(time, "p99")));
         json_object_set_new(row, "last_share",
                             stats_json(json_number_value(json_object_get(json_object_get(duck, "last"), "recent")) / last));
         json_array_append_new(rows, row);
@@ -126,10 +126,26 @@ static json_t *session_rows(const struct sample *before, const struct sample *no
         double steps = json_number_value(json_object_get(session, "steps")) - json_number_value(json_object_get(old, "steps"));
         json_t *row = json_copy(session);
         json_object_set_new(row, "steps_per_second", stats_json(steps / (now->at_s - before->at_s)));
-        show_timing_spread(row);
         json_array_append_new(rows, row);
     }
     return rows;
+}
+
+/* The rows with cells for people beside the numbers. */
+static json_t *drawn_rows(const json_t *rows)
+{
+    json_t *drawn = json_array(), *row;
+    size_t i;
+    json_array_foreach((json_t *)rows, i, row)
+    {
+        char time[TABLE_TEXT_MAX];
+        json_t *copy = json_copy(row);
+        show_timing_pair(json_object_get(row, "duck_time_us"), time);
+        json_object_set_new(copy, "time", json_string(time));
+        show_timing_spread(copy);
+        json_array_append_new(drawn, copy);
+    }
+    return drawn;
 }
 
 static void draw(const struct ctl *ctl, const struct sample *now, const json_t *view)
@@ -139,10 +155,13 @@ static void draw(const struct ctl *ctl, const struct sample *now, const json_t *
     const char *state = json_string_value(json_object_get(now->status, "state"));
     printf("fp9d is %s, %s tokens/s through a layer\n", state ? state : "?", tokens);
     show_timing_line(json_object_get(now->status, "timing"));
+    json_t *ducks = drawn_rows(json_object_get(view, "ducks")), *sessions = drawn_rows(json_object_get(view, "sessions"));
     putchar('\n');
-    table_print(json_object_get(view, "ducks"), duck_columns, COUNT(duck_columns), "no ducks", ctl->color);
+    table_print(ducks, duck_columns, COUNT(duck_columns), "no ducks", ctl->color);
     putchar('\n');
-    table_print(json_object_get(view, "sessions"), session_columns, COUNT(session_columns), "no sessions", ctl->color);
+    table_print(sessions, session_columns, COUNT(session_columns), "no sessions", ctl->color);
+    json_decref(ducks);
+    json_decref(sessions);
 }
 
 enum ctl_exit top_run(struct ctl *ctl, const struct parse_args *args)

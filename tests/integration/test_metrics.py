@@ -204,9 +204,21 @@ def test_top(served):
         for duck in said["ducks"]:
             assert duck["steps_per_second"] == pytest.approx(said["layer_tokens_per_second"], rel=0.05), said
             assert 0 < duck["busy"] < 1 and 0 <= duck["last_share"] <= 1, duck
-        assert [s["model"] for s in said["sessions"]] == ["shakespeare"] and said["sessions"][0]["steps_per_second"] > 0, said
+            assert 0 < duck["duck_time_us"]["p50"] <= duck["duck_time_us"]["p99"], duck
+            assert {key for key, value in duck.items() if isinstance(value, str)} == {"name", "state"}, duck
+        (session,) = said["sessions"]
+        assert session["model"] == "shakespeare" and session["steps_per_second"] > 0, said
+        timing = session["timing"]
+        assert timing["judge_ratio"] >= 1 and timing["straggler"]["late_us"] >= 0 and 0 < timing["straggler"]["share"] <= 1, timing
+        for word in ("judge_wait_us", "judge_gap_us"):
+            assert 0 < timing[word]["p50"] <= timing[word]["p99"], timing
+        (listed,) = served.ok("session", "list")["sessions"]
+        assert set(session) == set(listed) | {"steps_per_second"}, session
         text = shown(served, "top", "--interval", "1")
         assert text.startswith("fp9d is ready, ") and "DUCK" in text and "SESSION" in text and "\033" not in text, text
+        pair = r"\d+\.\d+ / \d+\.\d+"
+        assert re.search(rf"^local0 +up +\d.* {pair} .*%", text, re.M), text
+        assert re.search(rf"^ *\d+ +shakespeare .* {pair} +{pair} .* local\d \d+ % by \d", text, re.M), text
         ours, theirs = pty.openpty()
         top = subprocess.Popen([program(served.build, "fp9ctl"), "--socket", served.socket, "top"], stdin=subprocess.DEVNULL, stdout=theirs,
                                env=served.env)
@@ -222,3 +234,13 @@ def test_top(served):
     finally:
         bench.kill()
         bench.wait()
+
+
+def test_top_of_an_idle_fleet(make_daemon):
+    """What is not defined is null."""
+    daemon = make_daemon(ducks=1)
+    said = daemon.ok("top")
+    (duck,) = said["ducks"]
+    assert duck["duck_time_us"] == {"p50": None, "p99": None} and duck["last_share"] is None, duck
+    assert duck["steps_per_second"] == 0 and duck["busy"] == 0 and said["layer_tokens_per_second"] == 0 and said["sessions"] == [], said
+    assert " - / - " in shown(daemon, "top")
