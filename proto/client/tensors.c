@@ -65,16 +65,23 @@ static enum safetensors_dtype dtype_to_file(enum fp9_dtype dtype)
     return SAFETENSORS_OTHER;
 }
 
-/* "; there are layers.1.mlp.input, layers.2.mlp.input and 3 more": tensors whose last word is that of the name; "" when there are none. */
-static const char *list_others(const struct safetensors *file, const char *name, char text[OTHERS_TEXT + 32])
+/* The last word of a tensor's name. */
+static const char *last_word(const char *name)
 {
-    const char *dot = strrchr(name, '.'), *word = dot ? dot + 1 : name;
+    const char *dot = strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+/* "; there are layers.1.mlp.input, layers.2.mlp.input and 3 more": tensors whose last word is `word`, or ends it when !whole; "" when there
+ * are none. */
+static const char *list_ending(const struct safetensors *file, const char *word, bool whole, char text[OTHERS_TEXT + 32])
+{
     size_t length = strlen(word), at = 0, named = 0, more = 0;
     char names[OTHERS_TEXT] = "";
     for (size_t i = 0; i < safetensors_count(file); i++) {
-        const char *other = safetensors_at(file, i)->name;
-        size_t all = strlen(other);
-        if (all < length || strcmp(other + all - length, word) != 0 || (all > length && other[all - length - 1] != '.'))
+        const char *other = safetensors_at(file, i)->name, *last = last_word(other);
+        size_t all = strlen(other), n = strlen(last);
+        if (!n || n > length || (whole && n != length) || strcmp(word + length - n, last) != 0)
             continue;
         if (more || named == OTHERS_NAMED || at + all + 64 > OTHERS_TEXT) {
             more++;
@@ -90,6 +97,28 @@ static const char *list_others(const struct safetensors *file, const char *name,
     return text;
 }
 
+/* Names that may have been meant: of the same last word, or, as a prefix without its dot makes "mlpinput" of "mlp" and "input", of one that
+ * ends it. */
+static const char *list_others(const struct safetensors *file, const char *name, char text[OTHERS_TEXT + 32])
+{
+    const char *word = last_word(name);
+    return *list_ending(file, word, true, text) ? text : list_ending(file, word, false, text);
+}
+
+/* "; a prefix ends with a dot: layers.1.mlp.": when there is the tensor that the name is with one dot more before its last word. */
+static const char *dot_forgotten(const struct safetensors *file, const char *name, char text[SAFETENSORS_NAME_MAX + 48])
+{
+    size_t length = strlen(name);
+    text[0] = '\0';
+    for (size_t i = 0; i < safetensors_count(file) && !text[0]; i++) {
+        const char *other = safetensors_at(file, i)->name, *last = last_word(other);
+        size_t prefix = (size_t)(last - other); /* with the dot */
+        if (prefix > 1 && strlen(other) == length + 1 && memcmp(name, other, prefix - 1) == 0 && strcmp(name + prefix - 1, last) == 0)
+            snprintf(text, SAFETENSORS_NAME_MAX + 48, "; a prefix ends with a dot: %.*s", (int)prefix, other);
+    }
+    return text;
+}
+
 static int tensors_read(struct fp9_tensors *tensors, const char *name, enum fp9_dtype dtype, uint32_t dims, struct fp9_tensor *ret_tensor,
                         struct err *err)
 {
@@ -99,8 +128,9 @@ static int tensors_read(struct fp9_tensors *tensors, const char *name, enum fp9_
     const char *path = safetensors_path(tensors->file);
     const struct safetensors_tensor *tensor = safetensors_find(tensors->file, name);
     if (!tensor) {
-        char others[OTHERS_TEXT + 32];
-        err_set(err, -ENOENT, ERR_NO_SUCH, "%s: no tensor %s in it%s", path, name, list_others(tensors->file, name, others));
+        char others[OTHERS_TEXT + 32], dot[SAFETENSORS_NAME_MAX + 48];
+        err_set(err, -ENOENT, ERR_NO_SUCH, "%s: no tensor %s in it%s%s", path, name, dot_forgotten(tensors->file, name, dot),
+                list_others(tensors->file, name, others));
         err_value_str(err, "tensor", name);
         return -ENOENT;
     }

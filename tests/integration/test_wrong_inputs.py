@@ -50,6 +50,8 @@ CASES = {
                   "no tensor input in it; there are layers.0.mlp.input, layers.1.mlp.input"),
     "other_prefix": (["decode", "m", "--layer", "2", *STEP, "--prefix", "x."], REFUSED,
                      "no tensor x.input in it; there are layers.0.mlp.input"),
+    "prefix_without_its_dot": (["decode", "m", "--layer", "2", *STEP, "--prefix", Reference.prefix(2)[:-1]], REFUSED,
+                               "no tensor layers.2.mlpinput in it; a prefix ends with a dot: layers.2.mlp.; there are layers.0.mlp.input"),
     "of_a_dense_layer": (["decode", "m", "--layer", "2", *STEP, "--prefix", Reference.prefix(0)], REFUSED,
                          "layer 2 is a MoE layer: topk_ids and topk_weights are missing, 1 to 2 experts a token"),
     "for_a_dense_layer": (["prefill", "m", "--layer", "0", *STEP], REFUSED, "layer 0 is dense: it takes no topk_ids and topk_weights"),

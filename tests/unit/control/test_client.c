@@ -475,6 +475,53 @@ static void bad_arenas(void **state)
     }
 }
 
+/* What is said of a tensor that is not there: what may have been meant, a few names at most. */
+static void tensor_not_there(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/fp9-tensors-XXXXXX", path[64], names[6][32], long_name[600];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/t", folder);
+    const float value = 1;
+    struct fp9_tensor tensors[6];
+    for (unsigned i = 0; i < 6; i++) {
+        snprintf(names[i], sizeof names[i], i < 5 ? "layers.%u.mlp.input" : "input_%u", i);
+        tensors[i] = (struct fp9_tensor){.name = names[i], .dtype = FP9_F32, .dims = 1, .shape = {1}, .data = &value};
+    }
+    struct fp9_error error;
+    struct fp9_tensors *file = NULL;
+    assert_int_equal(fp9_tensors_write(path, tensors, 6, &error), 0);
+    assert_int_equal(fp9_tensors_open(path, &file, &error), 0);
+    memset(long_name, 'x', sizeof long_name - 1);
+    memcpy(long_name + sizeof long_name - 6, "input", 6);
+#define LIST "; there are layers.0.mlp.input, layers.1.mlp.input, layers.2.mlp.input, layers.3.mlp.input and 1 more"
+    const struct {
+        const char *name, *said;
+    } cases[] = {
+        {"input", LIST},
+        {"x.input", LIST},
+        {"layers.9.mlpinput", LIST},
+        {"layers.4.mlpinput", "; a prefix ends with a dot: layers.4.mlp." LIST},
+        {"layers.4mlp.input", LIST}, /* that is another dot */
+        {"put", ""},
+        {".", ""},
+        {"", ""},
+    };
+    struct fp9_tensor tensor;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char message[sizeof error.message];
+        snprintf(message, sizeof message, "%s: no tensor %s in it%s", path, cases[i].name, cases[i].said);
+        assert_int_equal(fp9_tensors_read(file, cases[i].name, FP9_F32, 1, &tensor, &error), -ENOENT);
+        assert_string_equal(error.message, message);
+    }
+    assert_int_equal(fp9_tensors_read(file, long_name, FP9_F32, 1, &tensor, &error), -ENOENT);
+    assert_non_null(strstr(error.message, LIST));
+#undef LIST
+    fp9_tensors_free(file);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 static void tensor_files(void **state)
 {
     (void)state;
@@ -523,6 +570,7 @@ int main(void)
         cmocka_unit_test(endless_line), cmocka_unit_test(without_io), cmocka_unit_test(descriptors_in_order),
         cmocka_unit_test(sessions),     cmocka_unit_test(bad_arenas), cmocka_unit_test(places_do_not_overlap),
         cmocka_unit_test(tensor_files),
+        cmocka_unit_test(tensor_not_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
