@@ -88,6 +88,7 @@ static int gate_shared(const char *where, struct arch *arch, struct err *err)
         return err_set(err, -EINVAL, ERR_BAD_CHECKPOINT, "%s: %u experts, %u for a token, and a shared one: at most %u and %u", where,
                        arch->experts, arch->top_k, ARCH_EXPERTS_MAX, KERNELS_TOP_K_MAX);
     arch->shared_intermediate = 0;
+    arch->shared_key = NULL;
     arch->gated_shared = true;
     arch->experts++;
     arch->top_k++;
@@ -110,6 +111,7 @@ static int read_shared(const json_t *config, const char *where, struct arch *arc
     arch->shared_intermediate = (uint32_t)all;
     if (all == 0)
         return 0;
+    arch->shared_key = count ? NULL : arch_json_key(config, family->shared_keys);
     if (family->shared == ARCH_SHARED_NONE)
         return err_set(err, -ENOTSUP, ERR_UNSUPPORTED_MODEL, "%s: %s is %u, but a shared expert is not known for %s", where,
                        family->shared_keys[0], arch->shared_intermediate, family->name);
@@ -135,6 +137,7 @@ static int read_moe(const json_t *config, const char *where, struct arch *arch, 
     int r = arch_json_u32(config, family->moe_intermediate_keys, 1, LAYOUT_NEURONS_MAX, where, &arch->moe_intermediate, err);
     if (r < 0)
         return r;
+    arch->moe_key = arch_json_key(config, family->moe_intermediate_keys);
     uint32_t top_k_max = arch->experts < KERNELS_TOP_K_MAX ? arch->experts : KERNELS_TOP_K_MAX;
     r = arch_json_u32(config, family->top_k_keys, 1, top_k_max, where, &arch->top_k, err);
     if (r < 0)
@@ -165,6 +168,7 @@ static int fill(const json_t *config, const char *where, struct arch *arch, stru
         r = arch_json_u32(config, arch->family->dense_intermediate_keys, 1, LAYOUT_NEURONS_MAX, where, &arch->dense_intermediate, err);
         if (r < 0)
             return r;
+        arch->dense_key = arch_json_key(config, arch->family->dense_intermediate_keys);
     }
     if (moe > 0)
         return read_moe(config, where, arch, err);

@@ -30,6 +30,8 @@ struct arch {
     uint32_t experts_said;        /* as it stands there, also when no layer is MoE */
     uint32_t top_k;               /* experts per token, a gated shared one counted in */
     uint32_t shared_intermediate; /* 0: no shared expert, or a gated one */
+    /* of config.json, which gave those widths; NULL where the width is 0 */
+    const char *dense_key, *moe_key, *shared_key; /* shared_key: NULL also where the width is that of several experts together */
     bool gated_shared;            /* expert `experts - 1` is the shared one, its weight comes from the client like the others' */
     bool quantized;               /* config.json has a quantization_config (checked, unless arch_parse_shape read it) */
     bool layer_is_moe[ARCH_LAYERS_MAX];

@@ -147,7 +147,8 @@ struct plan {
 };
 
 /* tp 0 means "choose" here: a front end that got an explicit 0 from a person refuses it itself.
- * BAD_SHAPE refusals read like "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24"; NO_MEMORY says needs and has per rank.
+ * BAD_SHAPE refusals read like "moe_intermediate_size 768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24"; NO_MEMORY says
+ * needs and has per rank.
  * A tp larger than `ducks` is refused (values "tp", "ducks"). */
 int plan_make(const struct arch *arch, const struct plan_request *request, struct plan **ret_plan, struct err *err);
 void plan_free(struct plan *plan);

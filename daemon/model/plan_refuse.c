@@ -5,7 +5,16 @@
 #include "daemon/model/plan_choose.h"
 #include "proto/base/size.h"
 
-/* "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24" */
+/* What config.json calls a width; of several that are as wide the first. */
+static const char *field_of(const struct arch *arch, uint32_t width)
+{
+    const char *key = arch->dense_intermediate == width  ? arch->dense_key
+                      : arch->moe_intermediate == width ? arch->moe_key
+                                                        : arch->shared_key;
+    return key ? key : "intermediate width";
+}
+
+/* "moe_intermediate_size 192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24" */
 static int refuse_tp(const struct arch *arch, uint32_t tp, uint32_t multiple_of, struct err *err)
 {
     uint32_t narrowest = plan_narrowest(arch);
@@ -17,8 +26,9 @@ static int refuse_tp(const struct arch *arch, uint32_t tp, uint32_t multiple_of,
         if (plan_multiples[i] != multiple_of)
             at += (size_t)snprintf(others + at, sizeof others - at, "%s%u allows %u", at ? ", " : "", plan_multiples[i],
                                    plan_tp_max(arch, plan_multiples[i]));
-    err_set(err, -EINVAL, ERR_BAD_SHAPE, "%u = %u unit%s of %u: tp is at most %u; %s", narrowest, units, units == 1 ? "" : "s", multiple_of,
-            plan_tp_max(arch, multiple_of), others);
+    err_set(err, -EINVAL, ERR_BAD_SHAPE, "%s %u = %u unit%s of %u: tp is at most %u; %s", field_of(arch, narrowest), narrowest, units,
+            units == 1 ? "" : "s", multiple_of, plan_tp_max(arch, multiple_of), others);
+    err_value_str(err, "field", field_of(arch, narrowest));
     err_value_int(err, "tp", tp);
     err_value_int(err, "multiple_of", multiple_of);
     err_value_int(err, "intermediate", narrowest);

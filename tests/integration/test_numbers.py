@@ -112,7 +112,7 @@ def test_too_wide(daemon, reference, tmp_path):
     load(daemon, 3, 64)
     _, before = layer_bits(daemon, reference, tmp_path, "prefill", 1)
     error = daemon.refused("load", MODEL, "--name", "wide", "--tp", 4, "--multiple-of", 64, name="BAD_SHAPE",
-                           words=["192 = 3 units of 64: tp is at most 3;", "32 allows 6", "8 allows 24"])
+                           words=["moe_intermediate_size 192 = 3 units of 64: tp is at most 3;", "32 allows 6", "8 allows 24"])
     assert error["message"]
     _, after = layer_bits(daemon, reference, tmp_path, "prefill", 1)
     assert before == after

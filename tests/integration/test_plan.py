@@ -39,7 +39,7 @@ def test_one_more_is_refused(daemon, config):
     folder = config("qwen3-30b-a3b-fp8")
     daemon.ok("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 32, "--memory", "32G")
     daemon.refused("plan", folder, "--tp", 13, "--multiple-of", 64, "--ducks", 32, "--memory", "32G", name="BAD_SHAPE",
-                   words=["768 = 12 units of 64: tp is at most 12", "32 allows 24"])
+                   words=["moe_intermediate_size 768 = 12 units of 64: tp is at most 12", "32 allows 24"])
     daemon.refused("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 8, "--memory", "32G", name="BAD_SHAPE", words=["12", "8"])
     daemon.refused("plan", folder, "--tp", 12, "--multiple-of", 64, "--ducks", 32, "--memory", "1G", name="NO_MEMORY")
 

@@ -54,7 +54,8 @@ static void test_refused_load_leaves_the_loaded_model(void **state)
     const struct core_job *job = sim_load(&sim, "tiny", 4, 64);
     assert_int_equal(job->state, CORE_JOB_FAILED);
     assert_string_equal(err_name_text(job->err.name), "BAD_SHAPE");
-    assert_string_equal(job->err.message, "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24");
+    assert_string_equal(job->err.message,
+                        "moe_intermediate_size 192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24");
     assert_int_equal(model(&sim)->state, CORE_MODEL_READY);
     assert_int_equal(core_step_submit(sim.core, sim.now, session, 1, 1, 2, false, NULL), 0);
     sim_run(&sim, 5 * SIM_LATENCY);

@@ -41,6 +41,17 @@ static void refused(const struct arch *arch, struct plan_request request, enum e
         fail_msg("\"%s\" does not say \"%s\"", err.message, words);
 }
 
+/* The first word of a refusal is the field of config.json that stands in the way. */
+static void refused_by_field(const struct arch *arch, uint32_t tp, uint32_t multiple_of, const char *begin)
+{
+    struct plan_request request = {.tp = tp, .multiple_of = multiple_of};
+    struct plan *plan = NULL;
+    struct err err = {0};
+    assert_int_equal(plan_make(arch, &request, &plan, &err), -EINVAL);
+    if (strncmp(err.message, begin, strlen(begin)) != 0)
+        fail_msg("\"%s\" does not begin with \"%s\"", err.message, begin);
+}
+
 static void legal_is(const struct arch *arch, const uint32_t want[PLAN_MULTIPLES])
 {
     struct plan *plan = planned(arch, (struct plan_request){.tp = 1});
@@ -73,7 +84,7 @@ static void b01_refused_with_numbers(void **state)
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 48, 128, 8);
     refused(arch, (struct plan_request){.tp = 8, .multiple_of = 128}, ERR_BAD_SHAPE,
-            "768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24, 16 allows 48, 8 allows 96");
+            "moe_intermediate_size 768 = 6 units of 128: tp is at most 6; 64 allows 12, 32 allows 24, 16 allows 48, 8 allows 96");
     struct plan *plan = planned(arch, (struct plan_request){.tp = 8, .multiple_of = 64});
     plan_free(plan);
     plan = planned(arch, (struct plan_request){.tp = 8}); /* the planner finds a multiple_of that allows it */
@@ -82,7 +93,18 @@ static void b01_refused_with_numbers(void **state)
     arch_free(arch);
     arch = moe_arch(256, 768, 192, 4, 8, 2);
     refused(arch, (struct plan_request){.tp = 4, .multiple_of = 64}, ERR_BAD_SHAPE,
-            "192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24");
+            "moe_intermediate_size 192 = 3 units of 64: tp is at most 3; 128 allows 2, 32 allows 6, 16 allows 12, 8 allows 24");
+    arch_free(arch);
+    arch = moe_arch(256, 128, 192, 4, 8, 2); /* here the dense layers are the narrower kind */
+    refused_by_field(arch, 3, 64, "intermediate_size 128 = 2 units of 64: tp is at most 2;");
+    arch_free(arch);
+    arch = dense_arch(256, 1152, 1);
+    refused_by_field(arch, 10, 128, "intermediate_size 1152 = 9 units of 128: tp is at most 9;");
+    arch_free(arch);
+    static const char minimax[] = "{\"model_type\":\"minimax_m2\",\"hidden_size\":256,\"num_hidden_layers\":1,\"intermediate_size\":192,"
+                                  "\"num_local_experts\":8,\"num_experts_per_tok\":2,\"hidden_act\":\"silu\"," PLANNED_QUANT "}";
+    arch = planned_arch(minimax, sizeof minimax - 1); /* its experts' width goes by either name */
+    refused_by_field(arch, 4, 64, "intermediate_size 192 = 3 units of 64: tp is at most 3;");
     arch_free(arch);
 }
 
@@ -145,7 +167,8 @@ static void b08_tp_out_of_range(void **state)
     (void)state;
     struct arch *arch = moe_arch(2048, 0, 768, 2, 8, 2);
     refused(arch, (struct plan_request){.tp = 7, .multiple_of = 128}, ERR_BAD_SHAPE, "768 = 6 units of 128");
-    refused(arch, (struct plan_request){.tp = 97}, ERR_BAD_SHAPE, "768 = 96 units of 8: tp is at most 96; 128 allows 6, 64 allows 12");
+    refused(arch, (struct plan_request){.tp = 97}, ERR_BAD_SHAPE,
+            "moe_intermediate_size 768 = 96 units of 8: tp is at most 96; 128 allows 6, 64 allows 12");
     refused(arch, (struct plan_request){.tp = 2147483648u}, ERR_BAD_SHAPE, "tp is at most 96");
     refused(arch, (struct plan_request){.tp = UINT32_MAX, .multiple_of = 32}, ERR_BAD_SHAPE, "tp is at most 24");
     refused(arch, (struct plan_request){.tp = 5, .ducks = 4}, ERR_BAD_SHAPE, "tp 5 needs 5 ducks, only 4");
