@@ -126,10 +126,15 @@ void table_print(const json_t *rows, const struct table_column *columns, size_t 
     }
 }
 
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), tail = strlen(end);
+    return length > tail && strcmp(text + length - tail, end) == 0;
+}
+
 static enum table_kind kind_of(const char *key)
 {
-    size_t length = strlen(key);
-    bool bytes = (length > 6 && strcmp(key + length - 6, "_bytes") == 0) || strncmp(key, "bytes_", 6) == 0;
+    bool bytes = ends_with(key, "_bytes") || ends_with(key, "_bytes_per_token") || strncmp(key, "bytes_", 6) == 0;
     return (bytes && strcmp(key, "bytes_per_param") != 0) || strcmp(key, "padding") == 0 ? TABLE_BYTES : TABLE_TEXT;
 }
 

@@ -207,6 +207,17 @@ def test_tables(fake):
         assert run("--socket", daemon.path, *words).returncode == 0
 
 
+def test_sizes_of_a_plan(fake):
+    """For people alike, whatever they are of; what is no size stays a number."""
+    plan = {"tp": 2, "bytes_total": 3 << 30, "padding": 512, "bytes_per_param": 1.125, "send_bytes": 4613735, "link_bytes_per_token": 1536,
+            "head_link_bytes_per_token": 4613735, "legal": [], "ranks": []}
+    daemon = fake(plan=plan)
+    assert ctl(daemon, "plan", "/m") == plan
+    text = run("--socket", daemon.path, "plan", "/m").stdout.splitlines()
+    assert text[:7] == ["tp: 2", "bytes_total: 3.0 GiB", "padding: 512 B", "bytes_per_param: 1.125", "send_bytes: 4.4 MiB",
+                        "link_bytes_per_token: 1.5 KiB", "head_link_bytes_per_token: 4.4 MiB"], text
+
+
 @pytest.mark.parametrize("kind,tokens", [("decode", 3), ("prefill", 3), ("prefill", 5000), ("decode", 0), ("prefill", 0)])
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_steps(fake, tmp_path, kind, tokens, dtype):
