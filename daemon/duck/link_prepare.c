@@ -31,8 +31,8 @@ static void tell_refused(struct link *link)
     bool insisted = false;
     int why = wbuf_huge_refusal(link->wbuf, &insisted);
     if (why)
-        log_write(insisted ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, "duck", "weight buffer: huge pages were refused (%s): small ones are used",
-                  strerror(why));
+        log_write(insisted ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, "duck", "weight buffer: not all of it is in huge pages: %s",
+                  wbuf_huge_reason(why));
 }
 
 static int answer(struct link *link, struct fill_work *work, struct err *err)

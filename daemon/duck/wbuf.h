@@ -23,8 +23,8 @@
 #define WBUF_NONE UINT32_MAX
 
 enum wbuf_huge {
-    WBUF_HUGE_AUTO, /* ask, go on without */
-    WBUF_HUGE_YES,  /* ask, and say so in the log when refused */
+    WBUF_HUGE_AUTO, /* ask, go on without; where they come slowly most are left out */
+    WBUF_HUGE_YES,  /* ask for every one, however long it takes, and say so in the log when refused */
     WBUF_HUGE_NO,
 };
 
@@ -126,8 +126,10 @@ void wbuf_reclaim(struct wbuf *wbuf);
 
 /* Bytes of the free ranges, by offset; ret_ranges has room for WBUF_SLOTS_MAX + 1. Returns their number. */
 uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges);
-/* Why a block did not become a huge page, an errno: once for each reason, and 0. *ret_insisted: WBUF_HUGE_YES. */
+/* Why blocks did not become huge pages, an errno or WBUF_HUGE_SLOW: once for each reason, and 0. *ret_insisted: WBUF_HUGE_YES. */
+#define WBUF_HUGE_SLOW 4096
 int wbuf_huge_refusal(struct wbuf *wbuf, bool *ret_insisted);
+const char *wbuf_huge_reason(int why); /* for people */
 
 /* A number that moves whenever the ranges do. */
 uint64_t wbuf_changes(const struct wbuf *wbuf);

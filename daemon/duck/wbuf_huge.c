@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
+#include "proto/base/clock.h"
 #include "proto/base/huge.h"
 #include "proto/base/size.h"
 
@@ -29,21 +31,43 @@ int wbuf_huge_refusal(struct wbuf *wbuf, bool *ret_insisted)
     return why;
 }
 
+const char *wbuf_huge_reason(int why)
+{
+    return why == WBUF_HUGE_SLOW ? "this machine is slow to give memory in blocks of 2 MiB" : strerror(why);
+}
+
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * CLOCK_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+/* 0, or why the next blocks are better left out. */
+static int ask(const struct wbuf_huge_state *state, uint8_t *block, bool *ret_made)
+{
+    uint64_t begin = thread_cpu_ns();
+    int r = huge_make(block);
+    *ret_made = r == 0;
+    return r == 0 && !state->insisted && thread_cpu_ns() - begin > WBUF_HUGE_SLOW_NS ? -WBUF_HUGE_SLOW : r;
+}
+
 static void make(struct wbuf_huge_state *state, uint8_t *block)
 {
     uint32_t left_out = atomic_load_explicit(&state->left_out, memory_order_relaxed);
-    int r = -EAGAIN;
+    bool made = false;
     if (left_out) {
         atomic_store_explicit(&state->left_out, left_out - 1, memory_order_relaxed);
     } else {
-        r = huge_make(block);
+        int r = ask(state, block, &made);
         uint32_t wait = atomic_load_explicit(&state->wait, memory_order_relaxed);
-        atomic_store_explicit(&state->left_out, r < 0 ? wait : 0, memory_order_relaxed);
-        atomic_store_explicit(&state->wait, r == 0 ? 0 : wait < WBUF_HUGE_WAIT_MAX ? 2 * wait + 1 : wait, memory_order_relaxed);
+        wait = r == 0 ? wait / 2 : wait < WBUF_HUGE_WAIT_MAX ? 4 * wait + 1 : wait;
+        atomic_store_explicit(&state->wait, wait, memory_order_relaxed);
+        atomic_store_explicit(&state->left_out, wait, memory_order_relaxed);
         if (r < 0 && r != -EAGAIN && r != -EBUSY) /* those pass */
             atomic_store_explicit(&state->why, -r, memory_order_relaxed);
     }
-    atomic_fetch_add_explicit(r == 0 ? &state->made : &state->refused, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(made ? &state->made : &state->refused, 1, memory_order_relaxed);
 }
 
 void wbuf_huge_pages(const struct wbuf_pages *pages, uint64_t begin, uint64_t bytes)

@@ -11,16 +11,19 @@
 
 #include "daemon/duck/wbuf.h"
 
-#define WBUF_HUGE_WAIT_MAX 256 /* blocks left out after many refusals, which cost the kernel time */
+#define WBUF_HUGE_WAIT_MAX 256 /* a refusal costs the kernel time: after many no more than a block in four times this is asked for */
+/* A virtual machine's host may have taken back what was free and be slow to give it again: 2 MiB are cleared in 0.1 to 0.4 ms, and come from
+ * such a host in 7. Small pages are then taken from what the machine still has, so that a load is several times as fast. */
+#define WBUF_HUGE_SLOW_NS UINT64_C(1500000)
 
 struct wbuf_huge_state {
     bool wanted, insisted;
     int told; /* of the reasons why */
     /* written by the threads that take pages */
     _Atomic uint64_t made, refused; /* blocks */
-    _Atomic int why;                /* of the last refusal, an errno */
+    _Atomic int why;                /* of the last refusal, for wbuf_huge_reason */
     _Atomic uint32_t left_out;      /* blocks, until one is asked for again */
-    _Atomic uint32_t wait;          /* of the next refusal */
+    _Atomic uint32_t wait;          /* blocks left out after each that is asked for: 0 until one was refused or slow */
 };
 
 /* Whether they will be asked for; the kernel is asked to give them by itself, too. A refusal goes into `note` (WBUF_NOTE_MAX). */
