@@ -98,23 +98,42 @@ def slope(build, folder, checkpoint):
     print(f"one more local duck: {per_duck:.2f} us, {per_duck / handoff:.2f} x a socket hand-off one way ({handoff:.1f} us)", flush=True)
 
 
+def huge_part(pid):
+    """Of the weights that a duck has mapped, those in huge pages."""
+    mapped = huge = 0
+    inside = False
+    with open(f"/proc/{pid}/smaps", encoding="utf-8") as file:
+        for line in file:
+            if "-" in line.split(" ", 1)[0]:
+                inside = "fp9-weights" in line
+            elif inside and line.startswith("Rss:"):
+                mapped += int(line.split()[1])
+            elif inside and line.startswith("ShmemPmdMapped:"):
+                huge += int(line.split()[1])
+    return huge / max(mapped, 1)
+
+
 def whole_layer(build, folder, checkpoint, rounds):
-    """Gparam/s of a client's whole steps, of the ducks in them, and of fp9-bench alone on the same CPU, with weights in huge pages of a
-    memfd, as a duck has them. What small ones give is told beside."""
+    """Gparam/s of a client's whole steps, of the ducks in them, and of fp9-bench alone on the same CPU, with weights in the kind of
+    pages that the duck has them in; what the two kinds give is told beside."""
     ratios, inner, small = [], [], []
     with Fleet(build, folder, memory="600M") as daemon:
         daemon.ok("load", checkpoint, "--name", "m", "--tp", 1)
+        bench(daemon, "m", "--tokens", 20)
+        part = huge_part(daemon.duck_pids()[0])
+        print(f"{part * 100:.0f} % of the duck's weights are in huge pages", flush=True)
         params = 8 * 3 * 768 * 2048
         for _ in range(rounds):
-            alone, alone_small = (
+            huge, plain = (
                 max(case["gparam_s"] for case in tool(build, program(build, "fp9-bench"), "moe", "--json", "--threads", 1, "--case",
                                                       "qwen3-30b", "--rounds", 3, "--pool", "340M",  # as many bytes as the layer has
                                                       "--memory", memory, cpu=1) if case["chosen"])
                 for memory in ("memfd-huge", "memfd"))
+            alone = huge if part > 0.5 else plain
             told = bench(daemon, "m", "--tokens", 200)
             ratios.append(params / told["job_time_us"]["p50"] / 1e3 / alone)
             inner.append(params / told["judge_wait_us"]["p50"] / 1e3 / alone)
-            small.append(alone_small / alone)
+            small.append(plain / huge)
             print(f"Qwen3-30B layer, one core: fp9-bench {alone:.2f} Gparam/s, judge_wait {told['judge_wait_us']['p50']:.0f} us, job_time "
                   f"{told['job_time_us']['p50']:.0f} us, duck_max {told['duck_max_us']['p50']:.0f} us", flush=True)
     print(f"Gparam/s through fp9d over fp9-bench alone: {statistics.median(ratios):.3f} by job_time, {statistics.median(inner):.3f} by "
