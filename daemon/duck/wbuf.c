@@ -8,83 +8,9 @@
 #include <sys/stat.h>
 
 #include "daemon/duck/wbuf_file.h"
-#include "daemon/duck/wbuf_format.h"
-#include "daemon/duck/wbuf_huge.h"
-#include "daemon/duck/wbuf_stale.h"
+#include "daemon/duck/wbuf_state.h"
 #include "proto/base/huge.h"
 #include "proto/base/size.h"
-
-struct aux {
-    struct geometry geometry; /* valid while the slot is in use */
-    uint32_t pins;
-    /* [offset, offset + bytes) is in use, the parts' checksums with it: the header may be written over by anybody who has the memfd. */
-    bool held;
-    bool doomed;   /* dropped while pinned */
-    bool finished; /* nobody writes into it any more */
-    bool zero;     /* it has no pages yet: they will be zero */
-    uint64_t offset, bytes;
-    struct wbuf_slot seen; /* the description as it was found sound last: as long as it is that, it is sound */
-};
-
-struct wbuf {
-    int fd;       /* owned */
-    uint8_t *map; /* owned, `size` bytes, shared */
-    uint64_t size;
-    struct wbuf_header *header; /* = map */
-    struct aux aux[WBUF_SLOTS_MAX];
-    uint32_t order[WBUF_SLOTS_MAX]; /* slots that hold a range, by offset */
-    uint32_t order_count;
-    uint32_t found;   /* index in `order` of what was looked for last */
-    uint64_t stamp;   /* of slots begun or put under another key now */
-    uint64_t changes; /* of order */
-    bool keep_pages;  /* of dropped slots */
-    struct wbuf_stale stale;
-    struct wbuf_huge_state huge;
-};
-
-static uint64_t slot_offset(const struct wbuf *wbuf, uint32_t slot)
-{
-    return wbuf->aux[slot].offset;
-}
-
-static uint64_t slot_pages(const struct wbuf *wbuf, uint32_t slot)
-{
-    return size_round_up(wbuf->aux[slot].bytes, WBUF_SLOT_ALIGN);
-}
-
-static uint64_t slot_end(const struct wbuf *wbuf, uint32_t slot)
-{
-    return slot_offset(wbuf, slot) + slot_pages(wbuf, slot);
-}
-
-/* Of a slot whose description is whole. */
-static void order_insert(struct wbuf *wbuf, uint32_t slot)
-{
-    struct aux *aux = &wbuf->aux[slot];
-    aux->held = true;
-    aux->finished = wbuf->header->slots[slot].state == MSG_SLOT_FINISHED;
-    aux->offset = wbuf->header->slots[slot].offset;
-    aux->bytes = wbuf_format_span(&wbuf->header->slots[slot]);
-    uint32_t at = wbuf->order_count;
-    while (at > 0 && slot_offset(wbuf, wbuf->order[at - 1]) > slot_offset(wbuf, slot)) {
-        wbuf->order[at] = wbuf->order[at - 1];
-        at--;
-    }
-    wbuf->order[at] = slot;
-    wbuf->order_count++;
-    wbuf->changes++;
-}
-
-static void order_remove(struct wbuf *wbuf, uint32_t slot)
-{
-    uint32_t at = 0;
-    wbuf->aux[slot].held = false;
-    while (wbuf->order[at] != slot)
-        at++;
-    memmove(&wbuf->order[at], &wbuf->order[at + 1], (wbuf->order_count - at - 1) * sizeof wbuf->order[0]);
-    wbuf->order_count--;
-    wbuf->changes++;
-}
 
 /* ---- opening ---------------------------------------------------------------------------------- */
 
@@ -104,7 +30,7 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
         if (slot->state != MSG_SLOT_FINISHED)
             continue;
         wbuf->aux[i].geometry = geometries[i];
-        order_insert(wbuf, i);
+        wbuf_range_insert(wbuf, i);
         /* Pages are there already unless somebody punched them; then they must not be missing at the first read. */
         r = wbuf_take_file(wbuf->fd, slot->offset, wbuf_format_span(slot), err);
         if (r < 0)
@@ -114,10 +40,10 @@ static int attach(struct wbuf *wbuf, char *note, struct err *err)
      * or an alloc has left to nobody. */
     uint64_t at = WBUF_DATA_OFFSET;
     for (uint32_t i = 0; i <= wbuf->order_count; i++) {
-        uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : wbuf->size;
+        uint64_t until = i < wbuf->order_count ? wbuf_slot_begin(wbuf, wbuf->order[i]) : wbuf->size;
         if (until > at)
             (void)wbuf_file_give_back(wbuf->fd, at, until - at);
-        at = i < wbuf->order_count ? until + slot_pages(wbuf, wbuf->order[i]) : until;
+        at = i < wbuf->order_count ? until + wbuf_slot_pages(wbuf, wbuf->order[i]) : until;
     }
     snprintf(note, WBUF_NOTE_MAX, "attached: %u finished slots, %u unfinished ones dropped", wbuf->order_count, dropped);
     if (bad) {
@@ -222,19 +148,19 @@ uint64_t wbuf_used(const struct wbuf *wbuf)
 {
     uint64_t used = 0;
     for (uint32_t i = 0; i < wbuf->order_count; i++)
-        used += slot_pages(wbuf, wbuf->order[i]);
+        used += wbuf_slot_pages(wbuf, wbuf->order[i]);
     return used;
 }
 
 bool wbuf_taken(const struct wbuf *wbuf, uint32_t slot)
 {
-    const struct aux *aux = &wbuf->aux[slot];
+    const struct wbuf_aux *aux = &wbuf->aux[slot];
     return aux->held && !aux->doomed && wbuf->header->slots[slot].state != 0;
 }
 
 bool wbuf_sound(const struct wbuf *wbuf, uint32_t i)
 {
-    const struct aux *aux = &wbuf->aux[i];
+    const struct wbuf_aux *aux = &wbuf->aux[i];
     const struct wbuf_slot *slot = &wbuf->header->slots[i];
     if (!wbuf_taken(wbuf, i) || slot->offset != aux->offset || slot->bytes != aux->geometry.bytes || wbuf_format_span(slot) != aux->bytes)
         return false;
@@ -244,7 +170,7 @@ bool wbuf_sound(const struct wbuf *wbuf, uint32_t i)
 /* As wbuf_sound of a finished slot, for steps: a checksum each time would cost as much as all else that is looked up. */
 static bool still_sound(struct wbuf *wbuf, uint32_t i)
 {
-    struct aux *aux = &wbuf->aux[i];
+    struct wbuf_aux *aux = &wbuf->aux[i];
     struct wbuf_slot now = wbuf->header->slots[i];
     if (memcmp(&now, &aux->seen, sizeof now) == 0)
         return wbuf_taken(wbuf, i);
@@ -283,12 +209,12 @@ uint32_t wbuf_find_any(struct wbuf *wbuf, const uint8_t model_key[DIGEST_SIZE], 
 
 uint8_t *wbuf_data(const struct wbuf *wbuf, uint32_t slot)
 {
-    return wbuf->map + slot_offset(wbuf, slot);
+    return wbuf->map + wbuf_slot_begin(wbuf, slot);
 }
 
 uint64_t wbuf_offset(const struct wbuf *wbuf, uint32_t slot)
 {
-    return slot_offset(wbuf, slot);
+    return wbuf_slot_begin(wbuf, slot);
 }
 
 const struct geometry *wbuf_geometry(const struct wbuf *wbuf, uint32_t slot)
@@ -320,55 +246,15 @@ static int no_room(const struct wbuf *wbuf, uint64_t bytes, uint64_t largest, st
     return -ENOMEM;
 }
 
-/* Of a range that is free now: later, in pieces. */
-static void give_back(struct wbuf *wbuf, uint64_t offset, uint64_t pages)
-{
-    uint64_t length = offset + pages > wbuf->size ? wbuf->size - offset : pages;
-    if (!wbuf->keep_pages && !wbuf_stale_add(&wbuf->stale, offset, offset + length))
-        (void)wbuf_file_give_back(wbuf->fd, offset, length);
-}
-
-uint64_t wbuf_stale(const struct wbuf *wbuf)
-{
-    return wbuf->stale.bytes;
-}
-
-void wbuf_reclaim(struct wbuf *wbuf)
-{
-    uint64_t begin, end;
-    if (wbuf_stale_take(&wbuf->stale, WBUF_RECLAIM_BYTES, &begin, &end))
-        (void)wbuf_file_give_back(wbuf->fd, begin, end - begin);
-}
-
-/* The first free range of at least `pages` bytes. */
-static bool first_fit(const struct wbuf *wbuf, uint64_t pages, uint64_t *ret_offset, uint64_t *ret_largest)
-{
-    uint64_t at = WBUF_DATA_OFFSET, end = wbuf->size - wbuf->size % WBUF_SLOT_ALIGN;
-    *ret_largest = 0;
-    for (uint32_t i = 0; i <= wbuf->order_count; i++) {
-        uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : end;
-        uint64_t range = until > at ? until - at : 0;
-        if (range >= pages) {
-            *ret_offset = at;
-            return true;
-        }
-        if (range > *ret_largest)
-            *ret_largest = range;
-        if (i < wbuf->order_count)
-            at = until + slot_pages(wbuf, wbuf->order[i]);
-    }
-    return false;
-}
-
 /* Leaves the range to whoever pins it, or gives it back. Its slot in the header is free. */
 static uint64_t let_go(struct wbuf *wbuf, uint32_t i)
 {
-    struct aux *aux = &wbuf->aux[i];
-    uint64_t pages = slot_pages(wbuf, i);
+    struct wbuf_aux *aux = &wbuf->aux[i];
+    uint64_t pages = wbuf_slot_pages(wbuf, i);
     aux->doomed = aux->pins > 0;
     if (!aux->doomed) {
-        order_remove(wbuf, i);
-        give_back(wbuf, aux->offset, pages);
+        wbuf_range_remove(wbuf, i);
+        wbuf_range_free(wbuf, aux->offset, aux->offset + pages);
     }
     return pages;
 }
@@ -398,7 +284,7 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     let_go_unsound(wbuf);
     if (geometry.bytes > wbuf->size)
         return no_room(wbuf, geometry.bytes, wbuf_capacity(wbuf) - wbuf_used(wbuf), err);
-    if (!first_fit(wbuf, pages, &offset, &largest))
+    if (!wbuf_range_find(wbuf, pages, &offset, &largest))
         return no_room(wbuf, geometry.bytes, largest, err);
     uint32_t i = 0;
     while (i < WBUF_SLOTS_MAX && (wbuf->header->slots[i].state != 0 || wbuf->aux[i].held))
@@ -428,47 +314,10 @@ int wbuf_reserve(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint3
     wbuf->header->stamps[i] = wbuf->stamp;
     __atomic_store_n(&slot->state, MSG_SLOT_FILLING, __ATOMIC_RELEASE);
     wbuf->aux[i].geometry = geometry;
-    order_insert(wbuf, i);
-    /* Pages of a slot before are used again as they are. Else the range was given back, which may have failed: only now it is certain. */
-    bool stale = wbuf_stale_cut(&wbuf->stale, offset, offset + pages);
-    wbuf->aux[i].zero = !wbuf->keep_pages && !stale && wbuf_file_give_back(wbuf->fd, offset, pages);
+    wbuf_range_insert(wbuf, i);
+    wbuf->aux[i].zero = wbuf_range_take(wbuf, i);
     *ret_slot = i;
     return 0;
-}
-
-struct wbuf_pages wbuf_pages(struct wbuf *wbuf, uint32_t i)
-{
-    const struct aux *aux = &wbuf->aux[i];
-    uint32_t at = 0;
-    while (wbuf->order[at] != i)
-        at++;
-    uint32_t first = at, last = at;
-    while (first > 0 && slot_end(wbuf, wbuf->order[first - 1]) == slot_offset(wbuf, wbuf->order[first]))
-        first--;
-    while (last + 1 < wbuf->order_count && slot_end(wbuf, wbuf->order[last]) == slot_offset(wbuf, wbuf->order[last + 1]))
-        last++;
-    return (struct wbuf_pages){
-        .fd = wbuf->fd,
-        .map = wbuf->map + aux->offset,
-        .offset = aux->offset,
-        .bytes = aux->bytes,
-        .zero = aux->zero,
-        .huge = &wbuf->huge,
-        .used_begin = slot_offset(wbuf, wbuf->order[first]),
-        .used_end = slot_end(wbuf, wbuf->order[last]),
-    };
-}
-
-struct wbuf_pages wbuf_all_pages(struct wbuf *wbuf)
-{
-    return (struct wbuf_pages){.fd = wbuf->fd, .map = wbuf->map, .bytes = wbuf->size, .huge = &wbuf->huge, .used_end = wbuf->size};
-}
-
-void wbuf_keep_pages(struct wbuf *wbuf)
-{
-    wbuf->keep_pages = true;
-    wbuf->stale.count = 0;
-    wbuf->stale.bytes = 0;
 }
 
 int wbuf_alloc(struct wbuf *wbuf, const struct msg_prepare_begin *words, uint32_t *ret_slot, struct err *err)
@@ -510,6 +359,7 @@ void wbuf_finish_summed(struct wbuf *wbuf, uint32_t i, uint64_t checksum)
     struct wbuf_slot *slot = &wbuf->header->slots[i];
     slot->checksum = checksum;
     wbuf->aux[i].finished = true;
+    wbuf_range_written(wbuf, i);
     /* A process killed between these two stores leaves a slot in state FILLING: dropped, as it must be. */
     __atomic_store_n(&slot->finish, wbuf_format_finish(slot), __ATOMIC_RELEASE);
     __atomic_store_n(&slot->state, MSG_SLOT_FINISHED, __ATOMIC_RELEASE);
@@ -532,11 +382,11 @@ void wbuf_pin(struct wbuf *wbuf, uint32_t slot)
 
 void wbuf_unpin(struct wbuf *wbuf, uint32_t slot)
 {
-    struct aux *aux = &wbuf->aux[slot];
+    struct wbuf_aux *aux = &wbuf->aux[slot];
     if (--aux->pins > 0 || !aux->doomed)
         return;
-    order_remove(wbuf, slot);
-    give_back(wbuf, aux->offset, size_round_up(aux->bytes, WBUF_SLOT_ALIGN));
+    wbuf_range_remove(wbuf, slot);
+    wbuf_range_free(wbuf, wbuf_slot_begin(wbuf, slot), wbuf_slot_end(wbuf, slot));
     aux->doomed = false;
 }
 
@@ -551,25 +401,6 @@ uint32_t wbuf_doomed(const struct wbuf *wbuf)
     for (uint32_t i = 0; i < wbuf->order_count; i++)
         doomed += wbuf->aux[wbuf->order[i]].doomed;
     return doomed;
-}
-
-uint32_t wbuf_ranges(const struct wbuf *wbuf, uint64_t *ret_ranges)
-{
-    uint64_t at = WBUF_DATA_OFFSET, end = wbuf->size - wbuf->size % WBUF_SLOT_ALIGN;
-    uint32_t count = 0;
-    for (uint32_t i = 0; i <= wbuf->order_count; i++) {
-        uint64_t until = i < wbuf->order_count ? slot_offset(wbuf, wbuf->order[i]) : end;
-        if (until > at)
-            ret_ranges[count++] = until - at;
-        if (i < wbuf->order_count)
-            at = until + slot_pages(wbuf, wbuf->order[i]);
-    }
-    return count;
-}
-
-uint64_t wbuf_changes(const struct wbuf *wbuf)
-{
-    return wbuf->changes;
 }
 
 void wbuf_set_stamp(struct wbuf *wbuf, uint64_t stamp)

@@ -2,7 +2,8 @@
  * to be moved. Private to wbuf.c and wbuf_pages.c.
  *
  * A block lies within slots wholly or stays small: a huge page over a free range would take memory that nobody asked for. So it is made by
- * the last of the slots that it belongs to.
+ * the last of the slots that it belongs to. Should one of them be dropped meanwhile, what the block has there goes back when that slot has
+ * been written (wbuf_range_written).
  */
 #ifndef FP9_DUCK_WBUF_HUGE_H
 #define FP9_DUCK_WBUF_HUGE_H

@@ -103,17 +103,22 @@ static void teardown(struct fixture *f)
     free(f->bytes);
 }
 
-/* In pieces as they come, in place or through a draft's write. */
-static void fill(struct fixture *f, uint32_t i, uint64_t *seed)
+static struct wbuf_pages reserve(struct fixture *f, uint32_t i)
 {
     struct err err;
     f->words.layer = i;
     assert_int_equal(wbuf_reserve(f->wbuf, &f->words, &f->slots[i], &err), 0);
-    struct wbuf_pages pages = wbuf_pages(f->wbuf, f->slots[i]);
+    return wbuf_pages(f->wbuf, f->slots[i]);
+}
+
+/* Bytes [begin, end) in pieces as they come, in place or through a draft's write. */
+static void put(struct fixture *f, uint32_t i, struct wbuf_pages pages, uint64_t begin, uint64_t end, uint64_t *seed)
+{
+    struct err err;
     const uint8_t *from = f->bytes + i * f->slot_bytes;
-    for (uint64_t at = 0, step; at < f->slot_bytes; at += step) {
+    for (uint64_t at = begin, step; at < end; at += step) {
         step = 64 + model_random(seed) % (1 << 20) / 64 * 64;
-        step = step < f->slot_bytes - at ? step : f->slot_bytes - at;
+        step = step < end - at ? step : end - at;
         if (model_random(seed) % 3) {
             assert_int_equal(wbuf_write_pages(&pages, at, from + at, step, &err), 0);
         } else {
@@ -121,8 +126,26 @@ static void fill(struct fixture *f, uint32_t i, uint64_t *seed)
             memcpy(pages.map + at, from + at, step);
         }
     }
+}
+
+static void finish(struct fixture *f, uint32_t i, struct wbuf_pages pages)
+{
+    struct err err;
     assert_int_equal(wbuf_take_pages(&pages, f->slot_bytes, pages.bytes - f->slot_bytes, &err), 0);
     wbuf_finish(f->wbuf, f->slots[i]);
+}
+
+static void fill(struct fixture *f, uint32_t i, uint64_t *seed)
+{
+    struct wbuf_pages pages = reserve(f, i);
+    put(f, i, pages, 0, f->slot_bytes, seed);
+    finish(f, i, pages);
+}
+
+static void reclaim(struct fixture *f)
+{
+    while (wbuf_stale(f->wbuf))
+        wbuf_reclaim(f->wbuf);
 }
 
 static void expect_bytes(struct fixture *f, uint32_t i)
@@ -178,8 +201,7 @@ static void test_dropped(void **state)
     const struct wbuf_huge_state *huge = wbuf_huge(f.wbuf);
     uint64_t full = blocks(wbuf_fd(f.wbuf)), made = huge->made + huge->refused;
     assert_int_equal(wbuf_drop(f.wbuf, f.slots[2]), f.span);
-    while (wbuf_stale(f.wbuf))
-        wbuf_reclaim(f.wbuf);
+    reclaim(&f);
     assert_int_equal(blocks(wbuf_fd(f.wbuf)), full - f.span);
     for (uint32_t i = 0; i < SLOTS; i++)
         if (i != 2)
@@ -192,6 +214,44 @@ static void test_dropped(void **state)
     for (uint32_t i = 0; i < SLOTS; i++)
         expect_bytes(&f, i);
     teardown(&f);
+}
+
+/* Both neighbours go while a slot is written: the blocks that it made with them must not keep, nor take, memory of their ranges. */
+static void test_neighbours_dropped(void **state)
+{
+    (void)state;
+    need_huge_pages();
+    for (int finished = 0; finished < 2; finished++) {
+        struct fixture f;
+        setup(&f, WBUF_HUGE_YES);
+        uint64_t seed = 10 + (uint64_t)finished;
+        for (uint32_t i = 0; i < SLOTS; i++)
+            fill(&f, i, &seed);
+        wbuf_drop(f.wbuf, f.slots[2]);
+        reclaim(&f);
+        struct wbuf_pages pages = reserve(&f, 2);
+        put(&f, 2, pages, 0, f.slot_bytes / 2, &seed);
+        wbuf_drop(f.wbuf, f.slots[1]);
+        wbuf_drop(f.wbuf, f.slots[3]);
+        reclaim(&f);
+        put(&f, 2, pages, f.slot_bytes / 2, f.slot_bytes, &seed);
+        assert_true(blocks(wbuf_fd(f.wbuf)) > WBUF_DATA_OFFSET + wbuf_used(f.wbuf)); /* else this tries nothing */
+        if (finished)
+            finish(&f, 2, pages);
+        else
+            wbuf_drop(f.wbuf, f.slots[2]);
+        reclaim(&f);
+        assert_in_range(blocks(wbuf_fd(f.wbuf)), WBUF_DATA_OFFSET + wbuf_used(f.wbuf) - WBUF_SLOT_ALIGN,
+                        WBUF_DATA_OFFSET + wbuf_used(f.wbuf));
+        for (uint32_t i = 0; i < SLOTS; i += 2)
+            if (i != 2 || finished)
+                expect_bytes(&f, i);
+        for (uint32_t i = 0; i < SLOTS; i++)
+            wbuf_drop(f.wbuf, f.slots[i]);
+        reclaim(&f);
+        assert_int_equal(blocks(wbuf_fd(f.wbuf)), WBUF_DATA_OFFSET);
+        teardown(&f);
+    }
 }
 
 static void test_not_wanted(void **state)
@@ -256,7 +316,8 @@ static void test_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slots), cmocka_unit_test(test_dropped), cmocka_unit_test(test_not_wanted),
-                                       cmocka_unit_test(test_refused), cmocka_unit_test(test_file)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slots),      cmocka_unit_test(test_dropped), cmocka_unit_test(test_neighbours_dropped),
+        cmocka_unit_test(test_not_wanted), cmocka_unit_test(test_refused), cmocka_unit_test(test_file)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
