@@ -40,6 +40,12 @@ static int open_weights(const struct options *options, int fd, struct wbuf **ret
     /* Kernel processes inherit it; nothing else is ever executed. */
     if (fcntl(wbuf_fd(*ret_wbuf), F_SETFD, 0) < 0)
         return err_errno(err, "weight buffer");
+    char all[32];
+    if (bytes > options_machine_memory())
+        log_warning("duck",
+                    "memory %s is more than the %s that this machine, or its control group (MemoryMax=), has: who takes more is killed "
+                    "by the kernel; make it smaller",
+                    size_format(bytes, size, sizeof size), size_format(options_machine_memory(), all, sizeof all));
     log_info("duck", "weight buffer of %s, boot id %s: %s", size_format(wbuf_capacity(*ret_wbuf), size, sizeof size),
              wbuf_boot_id(*ret_wbuf), note);
     return 0;

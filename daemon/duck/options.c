@@ -12,6 +12,7 @@
 #include "daemon/duck/wbuf_format.h"
 #include "proto/base/clock.h"
 #include "proto/base/conf.h"
+#include "proto/base/quota.h"
 #include "proto/base/size.h"
 #include "proto/wire/wire.h"
 
@@ -83,10 +84,17 @@ void options_release(struct options *options)
     *options = (struct options)OPTIONS_NONE;
 }
 
-uint64_t options_default_memory(void)
+uint64_t options_machine_memory(void)
 {
     long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-    return pages > 0 && size > 0 ? (uint64_t)pages / 4 * 3 * (uint64_t)size : UINT64_C(1) << 30;
+    uint64_t all = pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : UINT64_C(4) << 30;
+    uint64_t quota = quota_memory("/proc/self/cgroup", "/sys/fs/cgroup");
+    return all < quota ? all : quota;
+}
+
+uint64_t options_default_memory(void)
+{
+    return options_machine_memory() / (4 * WBUF_SLOT_ALIGN) * 3 * WBUF_SLOT_ALIGN;
 }
 
 uint64_t options_spin_ns(const struct options *options)

@@ -36,7 +36,8 @@ struct options {
 int options_read(int argc, char **argv, struct options *ret_options, struct err *err);
 void options_release(struct options *options);
 
-uint64_t options_default_memory(void);                   /* three quarters of the machine's */
+uint64_t options_machine_memory(void);                   /* the machine's, or what control groups leave of it */
+uint64_t options_default_memory(void);                   /* three quarters of that */
 uint64_t options_spin_ns(const struct options *options); /* between steps */
 enum wbuf_huge options_huge(const struct options *options);
 

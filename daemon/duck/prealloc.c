@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/duck/options.h"
 #include "proto/base/background.h"
 #include "proto/base/clock.h"
 #include "proto/base/log.h"
@@ -58,7 +59,7 @@ static int check(const struct wbuf_pages *pages, struct err *err)
 {
     struct stat info;
     uint64_t bytes = pages->bytes, taken = fstat(pages->fd, &info) < 0 ? 0 : (uint64_t)info.st_blocks * 512; /* of a kept buffer */
-    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), now = available();
+    uint64_t all = options_machine_memory(), now = available();
     char wanted[32], have[32];
     size_format(bytes, wanted, sizeof wanted);
     if (bytes > all) {

@@ -13,8 +13,8 @@
 #include "daemon/duck/wbuf.h"
 
 #define WBUF_HUGE_WAIT_MAX 256 /* a refusal costs the kernel time: after many no more than a block in four times this is asked for */
-/* A virtual machine's host may have taken back what was free and be slow to give it again: 2 MiB are cleared in 0.1 to 0.4 ms, and come from
- * such a host in 7. Small pages are then taken from what the machine still has, so that a load is several times as fast. */
+/* A virtual machine's host may have taken back what was free and be slow to give it again: 2 MiB are cleared in 0.1 to 0.4 ms, and come
+ * from such a host in 7. Small pages are then taken from what the machine still has, so that a load is several times as fast. */
 #define WBUF_HUGE_SLOW_NS UINT64_C(1500000)
 
 struct wbuf_huge_state {

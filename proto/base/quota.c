@@ -39,7 +39,12 @@ static uint64_t millis(uint64_t quota_us, uint64_t period_us)
     return sound ? quota_us * 1000 / period_us : QUOTA_NONE;
 }
 
-static uint64_t of_group(const char *folder)
+struct kind {
+    const char *controller; /* of version 1 */
+    uint64_t (*of_group)(const char *folder);
+};
+
+static uint64_t cpu_of(const char *folder)
 {
     uint64_t words[2], quota[2], period[2], result = QUOTA_NONE;
     if (read_words(folder, "cpu.max", words) == 2)
@@ -49,15 +54,25 @@ static uint64_t of_group(const char *folder)
     return result;
 }
 
+static uint64_t memory_of(const char *folder)
+{
+    uint64_t words[2], result = QUOTA_NONE;
+    if (read_words(folder, "memory.max", words) >= 1)
+        result = words[0];
+    if (read_words(folder, "memory.limit_in_bytes", words) >= 1)
+        result = least(result, words[0]);
+    return result;
+}
+
 /* A group and all above it, up to the mount. In a container the path may be the host's and not be there: then the mount alone counts. */
-static uint64_t of_path(const char *mount, const char *group)
+static uint64_t of_path(const struct kind *kind, const char *mount, const char *group)
 {
     char folder[PATH_MAX];
     if (snprintf(folder, sizeof folder, "%s%s", mount, group) >= (int)sizeof folder)
         return QUOTA_NONE;
     uint64_t result = QUOTA_NONE;
     for (;;) {
-        result = least(result, of_group(folder));
+        result = least(result, kind->of_group(folder));
         char *slash = strrchr(folder, '/');
         if (!slash || (size_t)(slash - folder) < strlen(mount))
             return result;
@@ -66,17 +81,18 @@ static uint64_t of_path(const char *mount, const char *group)
 }
 
 /* "cpu" in "cpu,cpuacct". */
-static bool names_cpu(const char *controllers)
+static bool names(const char *controllers, const char *one)
 {
+    size_t length = strlen(one);
     for (const char *at = controllers; at; at = strchr(at, ',')) {
         at += *at == ',';
-        if (strncmp(at, "cpu", 3) == 0 && (at[3] == ',' || at[3] == '\0'))
+        if (strncmp(at, one, length) == 0 && (at[length] == ',' || at[length] == '\0'))
             return true;
     }
     return false;
 }
 
-uint64_t quota_millis(const char *groups, const char *root)
+static uint64_t quota_of(const struct kind *kind, const char *groups, const char *root)
 {
     _cleanup_(fclosep) FILE *file = fopen(groups, "re");
     uint64_t result = QUOTA_NONE;
@@ -91,11 +107,21 @@ uint64_t quota_millis(const char *groups, const char *root)
         *path++ = '\0';
         controllers++;
         if (!*controllers) {
-            result = least(result, of_path(root, path));
+            result = least(result, of_path(kind, root, path));
             if (snprintf(mount, sizeof mount, "%s/unified", root) < (int)sizeof mount) /* beside version 1 */
-                result = least(result, of_path(mount, path));
-        } else if (names_cpu(controllers) && snprintf(mount, sizeof mount, "%s/%s", root, controllers) < (int)sizeof mount)
-            result = least(result, of_path(mount, path));
+                result = least(result, of_path(kind, mount, path));
+        } else if (names(controllers, kind->controller) && snprintf(mount, sizeof mount, "%s/%s", root, controllers) < (int)sizeof mount)
+            result = least(result, of_path(kind, mount, path));
     }
     return result;
+}
+
+uint64_t quota_millis(const char *groups, const char *root)
+{
+    return quota_of(&(struct kind){"cpu", cpu_of}, groups, root);
+}
+
+uint64_t quota_memory(const char *groups, const char *root)
+{
+    return quota_of(&(struct kind){"memory", memory_of}, groups, root);
 }

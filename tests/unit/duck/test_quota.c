@@ -1,4 +1,4 @@
-/* CPU quotas of control groups, in a tree of our own, and what a duck makes of them. */
+/* Quotas of control groups, in a tree of our own, and what a duck makes of those of CPUs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,6 +91,25 @@ static void test_version_1(void **state)
     assert_int_equal(of("4:cpu,cpuacct:/docker\n0::/duck\n"), 2000);
 }
 
+static void test_memory(void **state)
+{
+    (void)state;
+    put("system.slice/duck.service/memory.max", "8589934592\n");
+    put("system.slice/memory.max", "max\n");
+    put("groups", "0::/system.slice/duck.service/below\n");
+    assert_int_equal(quota_memory(groups, root), UINT64_C(8) << 30);
+    assert_int_equal(quota_millis(groups, root), 1500); /* each by itself */
+    put("system.slice/memory.max", "1048576\n");
+    assert_int_equal(quota_memory(groups, root), 1 << 20);
+    put("groups", "0::/other\n");
+    assert_int_equal(quota_memory(groups, root), QUOTA_NONE);
+    put("memory/docker/memory.limit_in_bytes", "50331648\n");
+    put("groups", "5:memory:/docker\n4:cpu,cpuacct:/docker\n0::/\n");
+    assert_int_equal(quota_memory(groups, root), 48 << 20);
+    put("groups", "5:memory_other:/docker\n");
+    assert_int_equal(quota_memory(groups, root), QUOTA_NONE);
+}
+
 static struct cores share(uint32_t cpus, uint64_t quota, uint32_t members)
 {
     cpu_set_t set;
@@ -128,6 +147,7 @@ static void test_share(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_version_2), cmocka_unit_test(test_version_1), cmocka_unit_test(test_share)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_version_2), cmocka_unit_test(test_version_1), cmocka_unit_test(test_memory),
+                                       cmocka_unit_test(test_share)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
