@@ -6,7 +6,10 @@ import random
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -451,9 +454,6 @@ def test_a_silent_visitor_does_not_hold_the_duck(make_duck, build, tmp_path):
 
 def test_a_hundred_silent_visitors_do_not_hold_the_duck(make_duck, build, tmp_path):
     """Who says nothing, three bytes or half a HELLO, and comes back whenever he is sent away, keeps no fp9d waiting."""
-    import socket
-    import struct
-    import threading
     duck = make_duck()
     half = struct.pack("<IHHIIQ", 0x6B397066, 1, 0, 100, 0, 1)
     enough, told = threading.Event(), set()
@@ -476,13 +476,13 @@ def test_a_hundred_silent_visitors_do_not_hold_the_duck(make_duck, build, tmp_pa
             time.sleep(0.02)
     visitors = [threading.Thread(target=visit, args=((b"", half[:3], half, half + b"x" * 50)[i % 4],)) for i in range(100)]
     fds = len(os.listdir(f"/proc/{duck.process.pid}/fd"))
+    daemon = Daemon(build, tmp_path, ducks=0, remote=[("duck", duck.address)])
     try:
         for visitor in visitors:
             visitor.start()
         time.sleep(3.5)  # as long as one of them may wait
         assert len(os.listdir(f"/proc/{duck.process.pid}/fd")) < fds + 90
         begun = time.monotonic()
-        daemon = Daemon(build, tmp_path, ducks=0, remote=[("duck", duck.address)])
         daemon.spawn()
         daemon.wait_up()
         took = time.monotonic() - begun
@@ -491,7 +491,7 @@ def test_a_hundred_silent_visitors_do_not_hold_the_duck(make_duck, build, tmp_pa
         enough.set()
         for visitor in visitors:
             visitor.join()
-    daemon.stop()
+        daemon.stop()
     assert took < 2.5 * SLOW, f"it was kept waiting {took:.1f} s"
     assert told <= {"late", "busy", b"closed", b""} and "late" in told and "busy" in told, told
     assert duck.log().count("warning") <= 2, duck.log()
