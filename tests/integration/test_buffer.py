@@ -55,9 +55,14 @@ def back(daemon, duck):
     daemon.wait_for(f"{duck.name} to be back", lambda: states(daemon)[duck.name] == "up", 30)
 
 
-def forget_everything(daemon):
+def begin_anew(daemon, meanwhile=lambda: None):
+    """fp9d is killed and started again; it has forgotten everything."""
+    daemon.kill()
     for path in glob.glob(os.path.join(daemon.state, "*")):
         os.unlink(path)
+    meanwhile()
+    daemon.spawn()
+    daemon.wait_for("the control socket", daemon.answers)
 
 
 @pytest.mark.parametrize("first", ["absent", "witness"])
@@ -69,12 +74,12 @@ def test_lost_database_and_absent_duck(fleet, first):
     away(daemon, absent)
     gone = daemon.ok("invalidate-cache", "--model", "m")
     assert gone["pending"] == ["d0"] and gone["freed_bytes"] > 0
-    daemon.kill()
-    forget_everything(daemon)
     early, late = (absent, witness) if first == "absent" else (witness, absent)
-    early.proxy.to, late.proxy.to = early.port, 1
-    daemon.spawn()
-    daemon.wait_for("the control socket", daemon.answers)
+
+    def only_one():
+        early.proxy.to, late.proxy.to = early.port, 1
+
+    begin_anew(daemon, only_one)
     daemon.wait_for("one duck", lambda: states(daemon)[early.name] == "up", 30)
     if first == "absent":
         assert len(held(daemon, key, "d0")) == 4  # nobody is there who knows better
@@ -95,10 +100,7 @@ def test_what_was_prepared_again_later_stays(fleet):
     daemon.ok("invalidate-cache", "--model", "m")
     away(daemon, witness)
     assert load(daemon, MODEL, tp=1)["cache"] == "miss"
-    daemon.kill()
-    forget_everything(daemon)
-    daemon.spawn()
-    daemon.wait_for("the control socket", daemon.answers)
+    begin_anew(daemon)
     back(daemon, one)
     back(daemon, witness)
     found = load(daemon, MODEL, tp=1)
@@ -119,10 +121,7 @@ def test_one_ducks_revocation_is_its_own(fleet):
     key = load(daemon, MODEL)["model_key"]
     away(daemon, one)
     assert daemon.ok("invalidate-cache", "--duck", one.name)["pending"] == [one.name]
-    daemon.kill()
-    forget_everything(daemon)
-    daemon.spawn()
-    daemon.wait_for("the control socket", daemon.answers)
+    begin_anew(daemon)
     back(daemon, one)
     back(daemon, other)
     daemon.wait_for("its slots to be dropped", lambda: held(daemon, key, one.name) == [] and set(states(daemon).values()) == {"up"}, 30)
@@ -136,12 +135,12 @@ def test_a_witness_while_a_duck_lists_its_slots(fleet):
     key = load(daemon, MODEL)["model_key"]
     away(daemon, one)
     assert daemon.ok("invalidate-cache", "--duck", one.name)["pending"] == [one.name]
-    daemon.kill()
-    forget_everything(daemon)
-    other.proxy.to = 1
-    one.proxy.gate.clear()
-    daemon.spawn()
-    daemon.wait_for("the control socket", daemon.answers)
+
+    def hold():
+        other.proxy.to = 1
+        one.proxy.gate.clear()
+
+    begin_anew(daemon, hold)
     one.proxy.to = one.port
     daemon.wait_for("its list to be on the way", one.proxy.waits.is_set, 30)
     back(daemon, other)
