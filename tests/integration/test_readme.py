@@ -20,7 +20,7 @@ def test_examples(build, tmp_path):
     lines = [line for block in blocks() for line in block.splitlines() if not line.startswith(LEFT_OUT)]
     assert any("fp9d --local-ducks" in line for line in lines) and any("fp9ctl decode" in line for line in lines)
     text = "\n".join(lines).replace("$PWD/build/", build + "/")
-    text = re.sub(r"^build/", build + "/", text, flags=re.M)
+    text = re.sub(r"^( *)build/", rf"\1{build}/", text, flags=re.M)
     text = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + text
     done = subprocess.run(["bash", "-euo", "pipefail", "-m", "-c", text], cwd=ROOT, env=dict(os.environ, TMPDIR=str(tmp_path)),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120 * SLOW)
