@@ -239,11 +239,11 @@ class Proxy:
             with self.lock:
                 self.pairs.append((one, two))
             for source, target in ((one, two), (two, one)):
-                threading.Thread(target=self.move, args=(source, target, source is two), daemon=True).start()
+                threading.Thread(target=self.move, args=(source, target), daemon=True).start()
 
-    def move(self, source, target, from_duck):
+    def move(self, source, target):
         buffer = bytearray(1 << 18)
-        heard = False
+        from_duck, heard = any(source is two for _, two in self.pairs), False
         try:
             while True:
                 count = source.recv_into(buffer)
