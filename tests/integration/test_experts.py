@@ -8,7 +8,7 @@ import pytest
 from support import safetensors
 from support.daemon import SANITIZED, Daemon
 from support.families import Weights, config
-from support.model import EXPERTS, LAYERS, MODEL, MOE_LAYERS, output
+from support.model import EXPERTS, LAYERS, MODEL, MOE_LAYERS, mlp_tensors, output
 from support.service import DuckService
 from test_shapes import checkpoint, compare, held, inputs
 
@@ -301,12 +301,7 @@ def test_ducks_over_tcp(make_daemon, services, expected, reference, tmp_path, st
 def test_weights_from_memory(make_daemon, services, expected, reference, tmp_path, strategy, far, whole):
     """Whole or a layer at a time: the slots, bits and key of a load, and a load finds them."""
     daemon = make_daemon(ducks=4 - far, remote=services(far), memory="64M")
-    layers = {}
-    for name in sorted(os.listdir(MODEL)):
-        if name.startswith("model") and name.endswith(".safetensors"):
-            for tensor, value in safetensors.read(os.path.join(MODEL, name)).items():
-                if ".mlp." in tensor:
-                    layers.setdefault(int(tensor.split(".")[2]), {})[tensor] = value
+    layers = mlp_tensors()
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(os.path.join(MODEL, "config.json"), bare)

@@ -2,12 +2,12 @@
 import ctypes
 import mmap
 import os
-import re
 
 import pytest
 
 from support.model import make_checkpoint, random_input
 from support.service import DuckService
+from support.smaps import mapped_weights
 
 HUGE = 2 << 20
 COLLAPSE = 25  # MADV_COLLAPSE
@@ -43,20 +43,10 @@ def checkpoint(build, tmp_path_factory):
 
 def weights_of(pid):
     """Bytes of the buffer that are mapped, those by huge pages, those of its file that take memory."""
-    mapped = huge = 0
-    with open(f"/proc/{pid}/smaps", encoding="utf-8") as file:
-        inside = False
-        for line in file:
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                inside = "fp9-weights" in line
-            elif inside and line.startswith("Rss:"):
-                mapped += int(line.split()[1]) << 10
-            elif inside and line.startswith("ShmemPmdMapped:"):
-                huge += int(line.split()[1]) << 10
     taken = {os.stat(f"/proc/{pid}/fd/{fd}").st_blocks * 512 for fd in os.listdir(f"/proc/{pid}/fd")
              if "fp9-weights" in os.readlink(f"/proc/{pid}/fd/{fd}")}
     assert len(taken) == 1
-    return mapped, huge, taken.pop()
+    return *mapped_weights(pid), taken.pop()
 
 
 def decoded(daemon, source, folder):

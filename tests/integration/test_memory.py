@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import safetensors
 from support.daemon import SLOW, program
-from support.model import LAYERS, MODEL, output
+from support.model import LAYERS, MODEL, mlp_tensors, output
 from support.rpc import Raw, Rpc, RpcError
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -19,15 +19,7 @@ FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE
 
 @pytest.fixture(scope="module")
 def weights():
-    """layer -> its tensors, as the checkpoint has them"""
-    found = {}
-    for name in sorted(os.listdir(MODEL)):
-        if name.startswith("model") and name.endswith(".safetensors"):
-            for tensor, value in safetensors.read(os.path.join(MODEL, name)).items():
-                if ".mlp." in tensor:
-                    found.setdefault(int(tensor.split(".")[2]), {})[tensor] = value
-    assert sorted(found) == list(range(LAYERS))
-    return found
+    return mlp_tensors()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ sys.dont_write_bytecode = True
 
 from support.daemon import Daemon, program  # noqa: E402
 from support.model import MODEL  # noqa: E402
+from support.smaps import mapped_weights  # noqa: E402
 
 QWEN = os.path.join(ROOT, "tests/data/configs/qwen3-30b-a3b-fp8.json")
 FRAMES = 592  # bytes of a STEP of the trained checkpoint
@@ -98,21 +99,6 @@ def slope(build, folder, checkpoint):
     print(f"one more local duck: {per_duck:.2f} us, {per_duck / handoff:.2f} x a socket hand-off one way ({handoff:.1f} us)", flush=True)
 
 
-def huge_part(pid):
-    """Of the weights that a duck has mapped, those in huge pages."""
-    mapped = huge = 0
-    inside = False
-    with open(f"/proc/{pid}/smaps", encoding="utf-8") as file:
-        for line in file:
-            if "-" in line.split(" ", 1)[0]:
-                inside = "fp9-weights" in line
-            elif inside and line.startswith("Rss:"):
-                mapped += int(line.split()[1])
-            elif inside and line.startswith("ShmemPmdMapped:"):
-                huge += int(line.split()[1])
-    return huge / max(mapped, 1)
-
-
 def whole_layer(build, folder, checkpoint, rounds):
     """Gparam/s of a client's whole steps, of the ducks in them, and of fp9-bench alone on the same CPU, with weights in the kind of
     pages that the duck has them in; what the two kinds give is told beside."""
@@ -120,7 +106,8 @@ def whole_layer(build, folder, checkpoint, rounds):
     with Fleet(build, folder, memory="600M") as daemon:
         daemon.ok("load", checkpoint, "--name", "m", "--tp", 1)
         bench(daemon, "m", "--tokens", 20)
-        part = huge_part(daemon.duck_pids()[0])
+        mapped, in_huge = mapped_weights(daemon.duck_pids()[0])
+        part = in_huge / max(mapped, 1)
         print(f"{part * 100:.0f} % of the duck's weights are in huge pages", flush=True)
         params = 8 * 3 * 768 * 2048
         for _ in range(rounds):

@@ -55,6 +55,18 @@ CONFIG = {
 }
 
 
+def mlp_tensors():
+    """layer -> its tensors, as the trained checkpoint has them"""
+    found = {}
+    for name in sorted(os.listdir(MODEL)):
+        if name.startswith("model") and name.endswith(".safetensors"):
+            for tensor, value in safetensors.read(os.path.join(MODEL, name)).items():
+                if ".mlp." in tensor:
+                    found.setdefault(int(tensor.split(".")[2]), {})[tensor] = value
+    assert sorted(found) == list(range(LAYERS))
+    return found
+
+
 def make_checkpoint(build, target, seed=1, **changes):
     """A checkpoint with random weights in the shape of CONFIG with some keys changed."""
     os.makedirs(target, exist_ok=True)
